@@ -1,0 +1,41 @@
+# Every target does its own set-up: a virtual environment in .venv with torch, the package and its tools.
+# Needs: Python 3.10 or newer, make. PYTHON=python3.12 chooses another interpreter.
+
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+READY := $(VENV)/.ready
+TEST_JOBS ?= $(shell $(PYTHON) -c "import os; print(min(os.cpu_count() or 1, 8))")
+
+.PHONY: demo test lint bench conformance clean
+
+demo: $(READY)
+	$(RUN) -m bench.demo
+
+# One thread a process: OpenMP teams of several test processes would fight for the same cores.
+test: $(READY)
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(TEST_JOBS) --dist worksteal
+
+lint: $(READY)
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+
+# First call of Ferrite against aot_eager, interleaved in one run.
+bench: $(READY)
+	$(RUN) -m bench.first_call
+
+# Every operator of PyTorch's own database against eager; FULL=1 for every sample and dtype.
+conformance: $(READY)
+	$(RUN) -m tests.ops $(if $(FULL),--full)
+
+# torch by its exact version first: a looser requirement may bring gigabytes of CUDA packages.
+$(READY): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --quiet --upgrade pip
+	$(RUN) -m pip install --quiet torch==2.13.0
+	$(RUN) -m pip install --quiet --editable '.[dev,bench]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis results ferrite_debug

@@ -1,0 +1,64 @@
+"""Ferrite: a graph compiler for PyTorch.
+
+    torch.compile(model, backend="ferrite")
+
+works without importing this package; what is here makes it convenient to tune, inspect and reset.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from typing import TYPE_CHECKING, Any
+
+SUPPORTED_TORCH = "2.13"
+
+
+def _require_supported_torch() -> None:
+    try:
+        found = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        raise ImportError(f"Ferrite needs PyTorch {SUPPORTED_TORCH}.*, and none is installed") from None
+    if found.split("+")[0].split(".")[:2] != SUPPORTED_TORCH.split("."):
+        raise ImportError(f"Ferrite works with PyTorch {SUPPORTED_TORCH}.*, and {found} is installed")
+
+
+_require_supported_torch()
+
+from ferrite import errors  # noqa: E402
+from ferrite.options import list_mode_options, list_options  # noqa: E402
+
+if TYPE_CHECKING:
+    from ferrite.report.record import Record
+
+__version__ = "0.1.0"
+__all__ = ["compile", "errors", "last_record", "list_mode_options", "list_options", "reset"]
+
+
+def compile(
+    model: Any = None, *, fullgraph: bool = False, dynamic: bool | None = None, mode: str | None = None, **options: Any
+) -> Any:
+    """`torch.compile` with Ferrite as backend; further keywords are Ferrite's options. Also a decorator."""
+    import torch
+
+    if model is None:
+        return lambda function: compile(function, fullgraph=fullgraph, dynamic=dynamic, mode=mode, **options)
+    from ferrite.options import Options, resolve
+
+    resolve(Options(), mode, options)  # a misspelt option is an error here, not at the first call
+    return torch.compile(
+        model, backend="ferrite", fullgraph=fullgraph, dynamic=dynamic, mode=mode, options=options or None
+    )
+
+
+def last_record() -> Record | None:
+    """What the latest compile in this process did: stages, passes, decisions, fallbacks. `print` it."""
+    from ferrite.backend import last_record
+
+    return last_record()
+
+
+def reset() -> None:
+    """Forget every compiled function, as `torch._dynamo.reset()` does."""
+    import torch._dynamo
+
+    torch._dynamo.reset()

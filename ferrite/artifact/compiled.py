@@ -1,0 +1,112 @@
+"""A compiled graph: a host program with all that it needs, callable, printable, and able to leave the process.
+
+Life story: the pipeline makes one; `load` turns its program into a function, now or in another process; AOTAutograd
+keeps and calls that function; `to_bytes` and `from_bytes` carry everything else (never the function, never pickled
+code).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import torch
+from torch._ops import OpOverload
+from torch.autograd import profiler
+
+from ferrite.errors import Unsupported
+from ferrite.graph.names import resolve
+from ferrite.host.nodes import HostProgram
+from ferrite.host.python import PythonCode, emit, load
+from ferrite.host.text import parse_program, show_program
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """What is known of a compiled graph beside its program."""
+
+    graph_id: int
+    phase: str  # "forward", "backward" or "inference"
+    output_strides: tuple[tuple[str, ...] | None, ...]  # as expressions over the symbols of the inputs
+    mutated_inputs: tuple[int, ...]
+    device_types: tuple[str, ...]
+    changes: dict[str, int]  # pass -> number of changes
+    seconds: float
+
+
+class _Parcel(msgspec.Struct, frozen=True):
+    """The bytes of a compiled graph: text, facts, and constants as torch.save writes tensors."""
+
+    program: str
+    facts: Facts
+    constants: bytes
+
+
+@dataclass
+class CompiledGraph:
+    """One graph, compiled. Calling it takes one list of arguments and empties it."""
+
+    program: HostProgram
+    constants: dict[str, Any]
+    facts: Facts
+    code: PythonCode = field(init=False)
+    key: str = field(init=False)
+    run: Callable[[list[Any]], Any] | None = field(init=False, default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        self.code = emit(self.program)
+        self.key = hashlib.sha256(self.code.source.encode()).hexdigest()
+        # AOTAutograd's wrappers copy only an instance's own attributes: a class attribute would not be seen.
+        self._boxed_call = True
+
+    def load(self) -> Callable[[list[Any]], Any]:
+        """Link the program into this process; the second time gives the same function."""
+        if self.run is None:
+            body = load(self.program, self.code, self.constants, _callable)
+            self.run = _with_profiler_scope(body, f"ferrite {self.program.name} {self.key[:12]}")
+            self.run.compiled = self  # type: ignore[attr-defined]
+        return self.run
+
+    def __call__(self, args: list[Any]) -> Any:
+        return self.load()(args)
+
+    def __str__(self) -> str:
+        return show_program(self.program)
+
+    def to_bytes(self) -> bytes:
+        """Everything but the function. Raises `Unsupported` if a constant exists only in this process."""
+        strangers = [name for name, value in self.constants.items() if not isinstance(value, torch.Tensor)]
+        if strangers:
+            raise Unsupported(f"{', '.join(strangers)} cannot leave the process", why="not a tensor")
+        buffer = io.BytesIO()
+        torch.save(self.constants, buffer)
+        return msgspec.msgpack.encode(_Parcel(show_program(self.program), self.facts, buffer.getvalue()))
+
+    @staticmethod
+    def from_bytes(data: bytes) -> CompiledGraph:
+        parcel = msgspec.msgpack.decode(data, type=_Parcel)
+        constants = torch.load(io.BytesIO(parcel.constants), weights_only=True)
+        return CompiledGraph(parse_program(parcel.program), constants, parcel.facts)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return CompiledGraph.from_bytes, (self.to_bytes(),)
+
+
+def _callable(path: str) -> Any:
+    """The object that generated code calls: for a plain operator what its Python wrapper would call, one frame less."""
+    found = resolve(path)
+    return found._op if type(found) is OpOverload else found
+
+
+def _with_profiler_scope(body: Callable[[list[Any]], Any], label: str) -> Callable[[list[Any]], Any]:
+    def run(args: list[Any]) -> Any:
+        if profiler._is_profiler_enabled:
+            with profiler.record_function(label):
+                return body(args)
+        return body(args)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run

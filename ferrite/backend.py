@@ -1,0 +1,222 @@
+"""The door: torch.compile enters here. The one place that calls AOTAutograd.
+
+`compile` is what the entry point `torch_dynamo_backends` names. It checks options, shapes the interface, and calls
+AOTAutograd with Ferrite's passes, partitioner and compilers; each graph that comes back goes through `pipeline`.
+
+What fails stays local (Note [Falling back]): a pass is left out, a graph runs as captured, a capture runs in eager;
+each is recorded and logged once. Under `strict` it is a `FerriteError` instead.
+
+State that lives here: the options of the environment, read at import; the counter of graph ids; the last record.
+"""
+
+# Note [Falling back]
+#
+#   a pass fails         the pass runner starts the stage again without it            (passes.py)
+#   a graph fails        after autograd: FX's own code of that graph runs, boxed      (_compile_after_autograd)
+#   a capture fails      Dynamo's graph runs in eager: an op that raises there raises as ever  (_compile_captured)
+#
+# What Dynamo itself must see goes through: SkipFrame, its restarts, errors it shortens, and fake-tensor errors that it
+# turns into graph breaks.
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch._dynamo import convert_frame
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.exc import (
+    BackendCompilerFailed,
+    RestartAnalysis,
+    ShortenTraceback,
+    SkipFrame,
+    exceptions_allowed_to_be_fallback,
+)
+from torch._dynamo.utils import preserve_rng_state
+from torch._functorch.aot_autograd import make_boxed_func
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._guards import TracingContext
+from torch.fx import GraphModule
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ferrite import pipeline
+from ferrite.graph.decompose import decomposition_table
+from ferrite.graph.query import family
+from ferrite.graph.snapshot import restore, take
+from ferrite.interface import compile_shaped
+from ferrite.options import Options, from_environment, resolve
+from ferrite.passes import reset_applications
+from ferrite.report import trace
+from ferrite.report.debug import DebugFolder
+from ferrite.report.record import Record
+from ferrite.schemes import scheme_of
+
+log = logging.getLogger(__name__)
+
+_PASS_THROUGH = (ShortenTraceback, SkipFrame, RestartAnalysis, *exceptions_allowed_to_be_fallback)
+_SUPPORTED_DEVICES = frozenset({"cpu", "meta"})
+
+_environment = from_environment(os.environ)
+_graph_ids = itertools.count()
+_last_record: Record | None = None
+
+
+class FerriteError(BackendCompilerFailed):
+    """A compile failed. Names the stage, keeps the exception, shows as one readable error through Dynamo."""
+
+    def __init__(self, where: str, inner: Exception) -> None:
+        self.backend_name = "ferrite"
+        self.inner_exception = inner
+        message = f"Ferrite failed in {where}:\n{type(inner).__name__}: {inner}"
+        ShortenTraceback.__init__(self, message, first_useful_frame=inspect.currentframe())
+
+
+def compile(
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+) -> Callable[..., Any]:
+    """What `torch.compile(..., backend="ferrite")` calls with each captured graph. Also callable with any FX graph."""
+    chosen = resolve(_environment, mode, options)
+    return compile_shaped(gm, example_inputs, functools.partial(_compile_captured, options=chosen))
+
+
+def reset() -> None:
+    """Forget what earlier compiles left behind; `torch._dynamo.reset()` calls this too."""
+    global _graph_ids, _last_record
+    reset_applications()
+    _graph_ids = itertools.count()
+    _last_record = None
+
+
+compile.reset = reset  # type: ignore[attr-defined]
+
+
+def last_record() -> Record | None:
+    """What the latest compile in this process did; None before the first one."""
+    return _last_record
+
+
+def _compile_captured(module: GraphModule, inputs: list[Any], options: Options) -> Callable[..., Any]:
+    """One graph from Dynamo becomes one callable: through AOTAutograd, or in eager if that fails."""
+    global _last_record
+    record = _last_record = Record(next(_graph_ids))
+    compilation = _Compilation(record, options)
+    _refuse_other_devices(inputs, options)
+    spare = {member: take(member.graph) for _, member in family(module)} if isinstance(module, GraphModule) else {}
+    try:
+        return compilation.compile(module, inputs)
+    except _PASS_THROUGH:
+        raise
+    except Exception as error:
+        if options.strict:
+            raise FerriteError(f"graph {record.graph_id}", error).with_traceback(error.__traceback__) from error
+        record.failures.append(f"graph {record.graph_id} runs in eager: {type(error).__name__}: {error}")
+        log.warning("Ferrite runs graph %d in eager: %s: %s", record.graph_id, type(error).__name__, error)
+        for member, snapshot in spare.items():
+            restore(member, snapshot)
+        return torch._dynamo.disable(module.forward, reason="runs in eager after a failed compile")
+
+
+class _Compilation:
+    """One call of the backend: options, record, and the callbacks that AOTAutograd calls, now or at first backward."""
+
+    def __init__(self, record: Record, options: Options) -> None:
+        self.record = record
+        self.options = options
+
+    def compile(self, module: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        run_aot = aot_autograd(
+            fw_compiler=functools.partial(self._compile_after_autograd, phase="forward"),
+            bw_compiler=self._compile_backward,
+            inference_compiler=functools.partial(self._compile_after_autograd, phase="inference"),
+            partition_fn=self._partition,
+            decompositions=decomposition_table(self.options.decompose),
+            keep_inference_input_mutations=True,
+            pre_grad_passes=self._edit_pre_grad,
+        )
+        with torch._functorch.config.patch(unlift_effect_tokens=True):
+            return run_aot(module, inputs)
+
+    def _edit_pre_grad(self, module: GraphModule, inputs: Sequence[Any]) -> GraphModule:
+        trace.graph(f"ferrite graph {self.record.graph_id} before pre_grad", module, trace.pre_grad_log)
+        pipeline.edit_pre_grad(module, self.options, self.record.graph("pre_grad"))
+        return module
+
+    def _partition(self, joint: GraphModule, inputs: Sequence[Any], **facts: Any) -> tuple[GraphModule, GraphModule]:
+        """Joint passes, then the user's partitioner or min-cut; what AOTAutograd knows is handed on untouched."""
+        pipeline.edit_joint(joint, self.options, self.record.graph("joint"))
+        split = self.options.partitioner or min_cut_rematerialization_partition
+        return split(joint, inputs, **facts)
+
+    def _compile_backward(self, module: GraphModule, inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
+        context = TracingContext.try_get()
+        if context is not None and context.fw_metadata is not None and not self.options.donate_buffers:
+            # A donated buffer makes a later backward(retain_graph=True) raise, which eager never does.
+            context.fw_metadata.bw_donated_idxs = []
+        # The first backward may run on a thread of autograd's own.
+        with convert_frame.compile_lock:
+            return self._compile_after_autograd(module, inputs, "backward")
+
+    def _compile_after_autograd(
+        self, module: GraphModule, inputs: Sequence[Any], phase: str
+    ) -> Callable[[list[Any]], Any]:
+        """One graph after autograd becomes a boxed callable: compiled, or FX's own code of it if that fails."""
+        record, options, graph_id = self.record.graph(phase), self.options, self.record.graph_id
+        log.info("Ferrite compiles %s graph %d", _LOUD[phase], graph_id)
+        folder = DebugFolder(options, f"graph_{graph_id}_{phase}")
+        with ExitStack() as quiet:
+            quiet.enter_context(_disable_current_modes())
+            quiet.enter_context(preserve_rng_state())
+            if phase == "inference":
+                pipeline.edit_joint(module, options, record)
+            trace.graph(f"ferrite graph {graph_id} {phase} before post_grad", module, trace.post_grad_log)
+            folder.captured(module, f"graph_{graph_id}_{phase}")
+            spare = {member: take(member.graph) for _, member in family(module)}
+            try:
+                compiled = scheme_of(options)(module, graph_id, phase, _inputs_of(phase), options, record)
+            except Exception as error:
+                if options.strict:
+                    raise FerriteError(f"{record.name}", error).with_traceback(error.__traceback__) from error
+                self.record.failures.append(f"{record.name} runs as captured: {type(error).__name__}: {error}")
+                log.warning("Ferrite runs %s as captured: %s: %s", record.name, type(error).__name__, error)
+                for member, snapshot in spare.items():
+                    restore(member, snapshot)
+                return make_boxed_func(module.forward)
+            trace.matrix_products(module)
+            trace.compiled_graph(compiled)
+            trace.graph_record(record, options.compile_mode)
+            folder.compiled(module, compiled, self.record)
+        log.info("Ferrite compiled %s graph %d in %.1f ms", _LOUD[phase], graph_id, 1e3 * record.seconds)
+        return compiled.load()
+
+
+_LOUD = {"forward": "FORWARDS", "backward": "BACKWARDS", "inference": "INFERENCE"}
+
+
+def _inputs_of(phase: str) -> pipeline.Inputs:
+    """Which inputs are the same tensors in every call, and which the backward may overwrite."""
+    context = TracingContext.try_get()
+    facts = context.fw_metadata if context is not None else None
+    if facts is None:
+        return pipeline.Inputs()
+    if phase == "backward":
+        return pipeline.Inputs(donated=frozenset(facts.bw_donated_idxs or ()))
+    return pipeline.Inputs(static=frozenset(facts.static_input_indices or ()))
+
+
+def _refuse_other_devices(inputs: Sequence[Any], options: Options) -> None:
+    for value in inputs:
+        if isinstance(value, torch.Tensor) and value.device.type not in _SUPPORTED_DEVICES:
+            if options.skip_unsupported_devices:
+                raise SkipFrame(f"Ferrite compiles for the CPU; an input is on {value.device}")
+            raise FerriteError("inputs", RuntimeError(f"Ferrite compiles for the CPU; an input is on {value.device}"))

@@ -1,0 +1,46 @@
+"""The three ways in which Ferrite fails, by who can act on it.
+
+`Unsupported`: we cannot do it yet; the part runs in eager and the record says so.
+`Malformed`:   our own bug; names the stage or pass and shows the program around the spot.
+`ToolFailed`:  LLVM, the linker or the disk failed; keeps what was run.
+
+At the border to PyTorch the door (`backend.py`) wraps what is raised into `FerriteError`.
+"""
+
+from __future__ import annotations
+
+
+class CompileFault(Exception):
+    """What the three kinds share: a title, and lines that say where, why and what happens then."""
+
+    def __init__(self, title: str, *, at: str | None = None, why: str | None = None, then: str | None = None) -> None:
+        self.title = title
+        self.at = at
+        self.why = why
+        self.then = then
+        lines = [title]
+        for label, text in (("at", at), ("why", why), ("then", then)):
+            if text:
+                lines.append(f"  {label:<5} {text}")
+        super().__init__("\n".join(lines))
+
+
+class Unsupported(CompileFault):
+    """A program that we cannot compile yet. The part that needs it runs in eager."""
+
+
+class Malformed(CompileFault):
+    """A program that breaks an invariant: a bug in the pass or stage that it names."""
+
+    def __init__(self, title: str, *, where: str, program: str | None = None, why: str | None = None) -> None:
+        self.where = where
+        self.program = program
+        super().__init__(title if program is None else f"{title}\n{program}", at=where, why=why)
+
+
+class ToolFailed(CompileFault):
+    """A tool outside Ferrite (LLVM, the loader, the disk) failed on what we gave it."""
+
+    def __init__(self, title: str, *, ran: str, why: str | None = None, then: str | None = None) -> None:
+        self.ran = ran
+        super().__init__(title, at=ran, why=why, then=then)

@@ -1,0 +1,109 @@
+"""Names for the objects that a graph calls or passes along, and the objects behind the names.
+
+Every operator, dtype, device, Python function and enum member that can stand in a captured graph has one dotted name,
+so that programs print, compare, and load again without pickling code:
+
+    aten.mm.default     higher_order.cond     operator.getitem     torch.float32     torch.device('cpu')
+
+`name_of` and `resolve` are inverse to each other; an object without such a name gets None and stays a live object.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+
+_MODULES = ("operator", "math", "builtins", "torch")
+_ATOMS = (torch.dtype, torch.layout, torch.memory_format)
+
+
+def name_of(thing: Any) -> str | None:
+    """The dotted name of an outside object, or None if it has none."""
+    if isinstance(thing, OpOverload):
+        return str(thing)
+    if isinstance(thing, HigherOrderOperator):
+        return f"higher_order.{thing._name}"
+    if isinstance(thing, OpOverloadPacket):
+        return str(thing)
+    if isinstance(thing, _ATOMS):
+        return str(thing)
+    if isinstance(thing, torch.device):
+        return f"torch.device({str(thing)!r})"
+    return _function_name(thing) if callable(thing) else None
+
+
+@functools.lru_cache(maxsize=4096)
+def _function_name(function: Callable[..., Any]) -> str | None:
+    """`module.name` of a function that can be imported under exactly that name."""
+    name = getattr(function, "__qualname__", None) or getattr(function, "__name__", None)
+    module = getattr(function, "__module__", None)
+    if not name or "<" in name:
+        return None
+    for candidate in (module, *_MODULES):
+        if candidate is None:
+            continue
+        candidate = "operator" if candidate == "_operator" else candidate
+        path = f"{candidate}.{name}"
+        try:
+            if resolve(path) is function:
+                return path
+        except (ImportError, AttributeError):
+            continue
+    return None
+
+
+@functools.lru_cache(maxsize=4096)
+def resolve(path: str) -> Any:
+    """The object behind a name. Raises AttributeError or ImportError if there is none."""
+    if path.endswith(")"):
+        return _made_by_call(path)
+    head, _, rest = path.partition(".")
+    if head == "torch":
+        return operator.attrgetter(rest)(torch)
+    if head in ("operator", "math"):
+        return getattr(operator if head == "operator" else math, rest)
+    if head == "higher_order":
+        return _higher_order(rest)
+    if hasattr(torch.ops, head) and (op := _operator(head, rest)) is not None:
+        return op
+    module, _, name = path.rpartition(".")
+    while module:
+        try:
+            return operator.attrgetter(name)(importlib.import_module(module))
+        except ModuleNotFoundError:
+            module, _, outer = module.rpartition(".")
+            name = f"{outer}.{name}"
+    raise AttributeError(f"nothing is called {path!r}")
+
+
+def _operator(namespace: str, rest: str) -> Any:
+    packet_name, _, overload = rest.partition(".")
+    packet = getattr(getattr(torch.ops, namespace), packet_name, None)
+    if packet is None:
+        return None
+    return getattr(packet, overload) if overload else packet
+
+
+def _higher_order(name: str) -> Any:
+    try:
+        return getattr(torch.ops.higher_order, name)
+    except AttributeError:
+        # Some register themselves only when their module is imported.
+        importlib.import_module("torch._higher_order_ops")
+        return getattr(torch.ops.higher_order, name)
+
+
+def _made_by_call(path: str) -> Any:
+    """`torch.device('cpu')`: the one outside object that is made by a call with literal arguments."""
+    call = ast.parse(path, mode="eval").body
+    if isinstance(call, ast.Call) and ast.unparse(call.func) == "torch.device":
+        return torch.device(*(ast.literal_eval(arg) for arg in call.args))
+    raise AttributeError(f"nothing is called {path!r}")

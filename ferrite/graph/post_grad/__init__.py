@@ -1,0 +1,17 @@
+"""Passes over a forward, backward or inference graph, after autograd; the order is the tuples.
+
+`PREPARE` makes the graph safe to optimise and changes no value, so that nothing needs to be propagated after it;
+`POST_GRAD` optimises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch.fx import Graph
+
+from ferrite.graph.post_grad.emit_deferred_asserts import emit_deferred_asserts
+from ferrite.graph.post_grad.view_to_reshape import view_to_reshape
+
+PREPARE: tuple[Callable[[Graph], int], ...] = (view_to_reshape, emit_deferred_asserts)
+POST_GRAD: tuple[Callable[[Graph], int], ...] = ()

@@ -1,0 +1,101 @@
+"""Small questions about FX graphs."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+from torch.utils._pytree import tree_leaves
+
+
+def calls(graph: Graph, *targets: Any) -> list[Node]:
+    """Every call of one of `targets`, in order; the list stays valid while the graph is edited."""
+    return [node for target in targets for node in graph.find_nodes(op="call_function", target=target)]
+
+
+def is_call(node: Any, *targets: Any) -> bool:
+    return isinstance(node, Node) and node.op == "call_function" and node.target in targets
+
+
+def only_user(node: Node) -> Node | None:
+    """The one node that reads `node`, or None if there are none or several."""
+    return next(iter(node.users)) if len(node.users) == 1 else None
+
+
+def output_node(graph: Graph) -> Node:
+    return graph.output_node()
+
+
+def tensors(node: Node) -> Iterator[torch.Tensor]:
+    """The fake tensors that a node gives: one, several, or none."""
+    value = node.meta.get("val")
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        yield from (leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
+
+
+def attribute(module: Any, path: str) -> Any:
+    """The object behind a `get_attr` target; raises RuntimeError with the part of the path that exists."""
+    found = module
+    parts = path.split(".")
+    for depth, part in enumerate(parts):
+        if not hasattr(found, part):
+            prefix = ".".join(parts[:depth]) or "the graph module"
+            raise RuntimeError(f"Node referenced nonexistent target {path}: {prefix} has no attribute {part!r}")
+        found = getattr(found, part)
+    return found
+
+
+def children(module: GraphModule) -> Iterator[tuple[str, GraphModule]]:
+    """The graph modules that a `get_attr` node of this graph refers to, once each, in the order of the graph."""
+    seen: set[int] = set()
+    for node in module.graph.find_nodes(op="get_attr"):
+        child = attribute(module, str(node.target))
+        if isinstance(child, GraphModule) and id(child) not in seen:
+            seen.add(id(child))
+            yield str(node.target), child
+
+
+def family(module: GraphModule, name: str = "main") -> Iterator[tuple[str, GraphModule]]:
+    """A graph and everything below it, children before parents, each module once."""
+    yield from _family(module, name, set())
+
+
+def _family(module: GraphModule, name: str, seen: set[int]) -> Iterator[tuple[str, GraphModule]]:
+    if id(module) in seen:
+        return
+    seen.add(id(module))
+    for path, child in children(module):
+        yield from _family(child, path if name == "main" else f"{name}.{path}", seen)
+    yield name, module
+
+
+def source_line(node: Node) -> str:
+    """`model.py:41  y = x @ w`: the user's line behind a node, or nothing."""
+    return _last_frame(node.meta.get("stack_trace") or "")
+
+
+def source_place(node: Node) -> str:
+    """`model.py:41`: where the user's line stands, or nothing."""
+    return source_line(node).partition("  ")[0]
+
+
+@functools.lru_cache(maxsize=4096)
+def _last_frame(stack_trace: str) -> str:
+    place, text = "", ""
+    for line in reversed(stack_trace.rstrip().splitlines()):
+        stripped = line.strip()
+        if stripped.startswith('File "'):
+            place = stripped
+            break
+        if not text and stripped and not set(stripped) <= {"^", "~"}:
+            text = stripped
+    if not place:
+        return ""
+    path, _, rest = place[len('File "') :].partition('", line ')
+    return f"{os.path.basename(path)}:{rest.split(',')[0]}  {text}".rstrip()

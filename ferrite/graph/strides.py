@@ -1,0 +1,94 @@
+"""Strides of the outputs that a user can see: noted before any pass, put back after the last one.
+
+Code that calls `.view`, `.stride()` or hands an output to another kernel must behave as in eager. Passes and layout
+choices are free to change strides inside the graph; `note_output_strides` writes down what eager gives,
+`restore_output_strides` copies the outputs that came out otherwise.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._functorch._aot_autograd.descriptors import PlainAOTOutput
+from torch.fx import Graph, Node
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+from ferrite.graph.query import output_node
+
+aten = torch.ops.aten
+
+NOTED = "ferrite_output_strides"
+
+
+def note_output_strides(graph: Graph, phase: str) -> None:
+    """Store on the output node the strides that each visible output must have; None where nothing is asked."""
+    output = output_node(graph)
+    values = _outputs(output)
+    roles = output.meta.get("desc")
+    noted: list[tuple[Any, ...] | None] = []
+    for index, node in enumerate(values):
+        visible = phase != "forward" or roles is None or isinstance(roles[index], PlainAOTOutput)
+        noted.append(_strides(node) if visible else None)
+    output.meta[NOTED] = noted
+
+
+def restore_output_strides(graph: Graph) -> int:
+    """output(x), x with other strides than noted  ->  output(copy of x with the noted strides)"""
+    output = output_node(graph)
+    noted = output.meta.get(NOTED)
+    if noted is None:
+        return 0
+    values = list(_outputs(output))
+    restored = 0
+    for index, (node, wanted) in enumerate(zip(values, noted, strict=True)):
+        if wanted is None or _same(_strides(node), wanted):
+            continue
+        with graph.inserting_before(output):
+            values[index] = _copy_with_strides(graph, node, wanted)
+        restored += 1
+    if restored:
+        output.args = (type(output.args[0])(values),)
+    return restored
+
+
+def _outputs(output: Node) -> list[Any]:
+    result = output.args[0]
+    return list(result) if isinstance(result, (tuple, list)) else [result]
+
+
+def _strides(node: Any) -> tuple[Any, ...] | None:
+    """The strides of a plain tensor; None for other values and where a stride is known only at run time."""
+    value = node.meta.get("val") if isinstance(node, Node) else None
+    if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+        return None
+    strides = tuple(value.stride())
+    return None if free_unbacked_symbols(strides) else strides
+
+
+def _same(found: tuple[Any, ...] | None, wanted: tuple[Any, ...]) -> bool:
+    return found is None or [str(s) for s in found] == [str(s) for s in wanted]
+
+
+def _copy_with_strides(graph: Graph, node: Node, strides: tuple[Any, ...]) -> Node:
+    """Static strides are made exactly; symbolic ones by their order: a contiguous clone of a permuted view."""
+    value = node.meta["val"]
+    if all(isinstance(extent, int) for extent in (*value.shape, *strides)):
+        buffer = _insert(graph, aten.new_empty_strided.default, (node, list(value.shape), list(strides)))
+        return _insert(graph, aten.copy.default, (buffer, node))
+    hints = [int(stride) if isinstance(stride, int) else stride.node.hint for stride in strides]
+    order = sorted(range(len(hints)), key=lambda dim: -hints[dim])
+    inverse = [order.index(dim) for dim in range(len(order))]
+    permuted = _insert(graph, aten.permute.default, (node, order))
+    dense = _insert(graph, aten.clone.default, (permuted,), {"memory_format": torch.contiguous_format})
+    return _insert(graph, aten.permute.default, (dense, inverse))
+
+
+def _insert(graph: Graph, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Node:
+    """A call whose fake value is known at once, so that the graph stays checkable."""
+    node = graph.call_function(target, args, kwargs or {})
+    values = torch.fx.node.map_arg((args, kwargs or {}), lambda source: source.meta["val"])
+    fake = next(v for v in torch.utils._pytree.tree_leaves(values) if isinstance(v, torch.Tensor)).fake_mode
+    with torch.no_grad(), fake:
+        node.meta["val"] = target(*values[0], **values[1])
+    return node

@@ -1,0 +1,67 @@
+"""Fake values of nodes, kept right while passes edit: `meta["val"]` always says what the node gives.
+
+A pass may insert nodes or change arguments without thinking of values: `refresh` recomputes those of nodes that are
+new, edited since the snapshot, or read something whose value changed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._dispatch.python import enable_python_dispatcher
+from torch._guards import detect_fake_mode
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
+
+from ferrite.graph.query import attribute
+from ferrite.graph.snapshot import Snapshot, changed_nodes
+
+
+def refresh(module: GraphModule, snapshot: Snapshot) -> int:
+    """Recompute the values that the edits since `snapshot` made stale; gives how many there were."""
+    stale = 0
+    edited = changed_nodes(module.graph, snapshot)
+    changed: set[Node] = set()
+    fake_mode: FakeTensorMode | None = None
+    for node in module.graph.nodes:
+        if node.op != "call_function":
+            continue
+        if node not in edited and "val" in node.meta and changed.isdisjoint(node.all_input_nodes):
+            continue
+        fake_mode = fake_mode or _fake_mode(module.graph)
+        old = node.meta.get("val")
+        node.meta["val"] = _evaluate(module, node, fake_mode)
+        if not _same_metadata(old, node.meta["val"]):
+            changed.add(node)
+        stale += 1
+    return stale
+
+
+def _fake_mode(graph: Graph) -> FakeTensorMode:
+    found = detect_fake_mode([node.meta.get("val") for node in graph.nodes])
+    return found or FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def _evaluate(module: GraphModule, node: Node, fake_mode: FakeTensorMode) -> Any:
+    def value(source: Node) -> Any:
+        return attribute(module, str(source.target)) if source.op == "get_attr" else source.meta["val"]
+
+    args, kwargs = map_arg(node.args, value), map_arg(node.kwargs, value)
+    with torch.no_grad(), fake_mode, enable_python_dispatcher():
+        return node.target(*args, **kwargs)
+
+
+def _same_metadata(old: Any, new: Any) -> bool:
+    if isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor):
+        return (
+            old.dtype == new.dtype
+            and old.device == new.device
+            and len(old.shape) == len(new.shape)
+            and all(str(a) == str(b) for a, b in zip(old.shape, new.shape, strict=True))
+            and (old.layout != torch.strided or [str(s) for s in old.stride()] == [str(s) for s in new.stride()])
+        )
+    if isinstance(old, (tuple, list)) and isinstance(new, (tuple, list)):
+        return len(old) == len(new) and all(_same_metadata(a, b) for a, b in zip(old, new, strict=True))
+    return type(old) is type(new) and str(old) == str(new)

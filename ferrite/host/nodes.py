@@ -1,0 +1,81 @@
+"""Every node of a host program. Values inside are those of `syntax`; nothing here knows torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Input:
+    """One argument, by position.
+
+    text:   x: f32[8, 4]        w: static(f32[4, 2])        saved: donated(f32[8, 4])
+    """
+
+    name: str
+    type: str
+    static: bool = False  # the same tensor in every call: a parameter or a buffer
+    donated: bool = False  # dead after this program: its memory may be written
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A live object that belongs to the program; the object itself is kept beside it.
+
+    text:   _tensor_constant0 = constant(f32[3])
+    """
+
+    name: str
+    type: str
+
+
+@dataclass(frozen=True)
+class Call:
+    """Call an operator or a Python function in eager.
+
+    text:   mm = aten.mm.default(x, w)  # model.py:41
+    """
+
+    result: str
+    target: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Free:
+    """These values are not read again.
+
+    text:   del x, w
+    """
+
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Return:
+    """The result: a tuple in a main program, any value in a function that an operator calls.
+
+    text:   return (mm,)
+    """
+
+    value: Any
+
+
+Step = Call | Free | Return
+
+
+@dataclass(frozen=True)
+class HostProgram:
+    """One callable. `functions` are the bodies of cond, while_loop, scan, map and invoke_subgraph, called by name.
+
+    check:  every name is an identifier, assigned once, read only while alive; the last step is the only Return
+    """
+
+    name: str
+    inputs: tuple[Input, ...]
+    steps: tuple[Step, ...]
+    functions: tuple[HostProgram, ...] = ()
+    constants: tuple[Constant, ...] = ()

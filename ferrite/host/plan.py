@@ -1,0 +1,46 @@
+"""From lowered steps to a host program: every value is freed right after its last reader.
+
+Memory goes back as early as eager's would and earlier: arguments arrive in a list that is emptied at once, so an
+activation that only the backward held dies in the middle of the backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from ferrite.host.nodes import Call, Constant, Free, HostProgram, Input, Return, Step
+from ferrite.syntax import refs
+
+
+def plan(
+    name: str,
+    inputs: tuple[Input, ...],
+    calls: Iterable[Call],
+    result: Any,
+    functions: tuple[HostProgram, ...] = (),
+    constants: tuple[Constant, ...] = (),
+) -> HostProgram:
+    """Calls in order, with a `Free` after each last use, then the `Return`."""
+    calls = tuple(calls)
+    returned = set(refs(result))
+    local = {entry.name for entry in inputs} | {call.result for call in calls}
+    last_reader: dict[str, int] = {entry.name: -1 for entry in inputs}
+    for position, call in enumerate(calls):
+        last_reader[call.result] = position
+        for read in refs((call.args, call.kwargs)):
+            if read in local:
+                last_reader[read] = position
+    dying: dict[int, list[str]] = {}
+    for value, position in last_reader.items():
+        if value not in returned:
+            dying.setdefault(position, []).append(value)
+    steps: list[Step] = []
+    if -1 in dying:
+        steps.append(Free(tuple(dying[-1])))
+    for position, call in enumerate(calls):
+        steps.append(call)
+        if position in dying:
+            steps.append(Free(tuple(dying[position])))
+    steps.append(Return(result))
+    return HostProgram(name, inputs, tuple(steps), functions, constants)

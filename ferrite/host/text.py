@@ -1,0 +1,101 @@
+"""Host programs as text and back. The text is Python: functions that operators call come first, the program last."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+from ferrite.errors import Malformed
+from ferrite.host.nodes import Call, Constant, Free, HostProgram, Input, Return, Step
+from ferrite.syntax import dotted, read, show, show_call
+
+
+def show_program(program: HostProgram) -> str:
+    parts = [show_program(function) for function in program.functions]
+    if program.constants:
+        parts.append("".join(f"{constant.name} = constant({constant.type})\n" for constant in program.constants))
+    lines = [f"def {program.name}({', '.join(show_input(entry) for entry in program.inputs)}):"]
+    lines += [f"    {show_step(step)}" for step in program.steps]
+    return "\n".join([*parts, "\n".join(lines) + "\n"])
+
+
+def show_input(entry: Input) -> str:
+    kind = f"donated({entry.type})" if entry.donated else entry.type
+    return f"{entry.name}: static({kind})" if entry.static else f"{entry.name}: {kind}"
+
+
+def show_step(step: Step) -> str:
+    match step:
+        case Call():
+            text = f"{step.result} = {show_call(step.target, step.args, step.kwargs, lambda named: named.path)}"
+            return f"{text}  # {step.source}" if step.source else text
+        case Free():
+            return f"del {', '.join(step.names)}"
+        case Return():
+            return f"return {show(step.value)}"
+
+
+def parse_program(text: str) -> HostProgram:
+    """The program that prints as `text`. Raises `Malformed` with the statement that does not fit."""
+    functions: list[HostProgram] = []
+    constants: list[Constant] = []
+    lines = text.splitlines()
+    for statement in ast.parse(text).body:
+        match statement:
+            case ast.FunctionDef():
+                outer = {function.name for function in functions} | {constant.name for constant in constants}
+                functions.append(_parse_function(statement, lines, outer, tuple(constants)))
+                constants = []
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call(func=ast.Name(id="constant"), args=[kind])):
+                constants.append(Constant(name, _source(kind, lines)))
+            case _:
+                raise Malformed("expected a function or a constant", where="host.text", program=ast.unparse(statement))
+    *inner, main = functions
+    return HostProgram(main.name, main.inputs, main.steps, tuple(inner), main.constants)
+
+
+def _parse_function(
+    function: ast.FunctionDef, lines: list[str], outer: set[str], constants: tuple[Constant, ...]
+) -> HostProgram:
+    inputs = tuple(_parse_input(argument, lines) for argument in function.args.args)
+    known = outer | {entry.name for entry in inputs}
+    steps: list[Step] = []
+    for statement in function.body:
+        step = _parse_step(statement, lines, known)
+        if isinstance(step, Call):
+            known.add(step.result)
+        steps.append(step)
+    return HostProgram(function.name, inputs, tuple(steps), (), constants)
+
+
+def _parse_input(argument: ast.arg, lines: list[str]) -> Input:
+    kind, marks = argument.annotation, set()
+    while isinstance(kind, ast.Call) and isinstance(kind.func, ast.Name) and kind.func.id in ("static", "donated"):
+        marks.add(kind.func.id)
+        (kind,) = kind.args
+    if kind is None:
+        raise Malformed(f"input {argument.arg} has no type", where="host.text")
+    return Input(argument.arg, _source(kind, lines), "static" in marks, "donated" in marks)
+
+
+def _parse_step(statement: ast.stmt, lines: list[str], known: set[str]) -> Step:
+    match statement:
+        case ast.Assign(targets=[ast.Name(id=result)], value=ast.Call(func=func, args=args, keywords=words)):
+            values = tuple(read(arg, known.__contains__) for arg in args)
+            named: dict[str, Any] = {str(word.arg): read(word.value, known.__contains__) for word in words}
+            return Call(result, dotted(func), values, named, _remark(statement, lines))
+        case ast.Delete(targets=targets):
+            return Free(tuple(dotted(target) for target in targets))
+        case ast.Return(value=ast.expr() as value):
+            return Return(read(value, known.__contains__))
+    raise Malformed("expected a call, a del or a return", where="host.text", program=ast.unparse(statement))
+
+
+def _source(node: ast.expr, lines: list[str]) -> str:
+    """The text of a type exactly as written; it stands on one line."""
+    return lines[node.lineno - 1].encode()[node.col_offset : node.end_col_offset].decode()
+
+
+def _remark(statement: ast.stmt, lines: list[str]) -> str:
+    rest = lines[statement.lineno - 1].encode()[statement.end_col_offset :].decode().strip()
+    return rest.removeprefix("#").strip()

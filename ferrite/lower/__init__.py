@@ -1,0 +1,1 @@
+"""From graph nodes to programs: the only place that sees both."""

@@ -1,0 +1,174 @@
+"""Options: one frozen value that is handed down; the environment is read here, once.
+
+A field exists only if something reads it. `resolve` turns what a user gave (`mode=`, `options=`) into an `Options`,
+and refuses unknown names and wrong types with a message that lists the valid ones.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+ENVIRONMENT_PREFIX = "FERRITE_"
+SCHEMES = ("normal", "serialize")
+
+
+@dataclass(frozen=True)
+class Options:
+    """Everything a user may set. `doc` is what `ferrite.list_options()` shows."""
+
+    strict: bool = field(default=False, metadata={"doc": "raise where the default falls back to eager"})
+    disable: tuple[str, ...] = field(
+        default=(),
+        metadata={"doc": "stages or passes to leave out: 'post_grad', 'view_to_reshape', 'post_grad.view_to_reshape'"},
+    )
+    bisect_limit: int | None = field(
+        default=None, metadata={"doc": "apply only the first N passes since the last reset; None: all of them"}
+    )
+    check: bool = field(default=True, metadata={"doc": "check the graph after every pass that changed it"})
+    keep_text: bool = field(default=False, metadata={"doc": "keep the text before and after every pass in the record"})
+    decompose: tuple[str, ...] = field(
+        default=(), metadata={"doc": "further aten ops, by name, to split with PyTorch's decompositions"}
+    )
+    partitioner: Callable[..., Any] | None = field(
+        default=None,
+        metadata={"doc": "replaces min-cut: f(joint, inputs, *, num_fwd_outputs, ...), with a uuid() method"},
+    )
+    keep_output_stride: bool = field(default=True, metadata={"doc": "outputs that the user sees keep eager's strides"})
+    donate_buffers: bool = field(
+        default=False,
+        metadata={"doc": "backward may reuse saved activations; forbids backward(retain_graph=True) later"},
+    )
+    runtime_asserts: bool = field(default=True, metadata={"doc": "emit the asserts that data-dependent sizes ask for"})
+    skip_unsupported_devices: bool = field(
+        default=False, metadata={"doc": "run graphs with tensors of other devices in eager instead of raising"}
+    )
+    compile_mode: str = field(
+        default="normal",
+        metadata={"doc": f"how a graph is compiled: {', '.join(SCHEMES)} (a round trip through bytes)"},
+    )
+    debug: bool = field(default=False, metadata={"doc": "write every stage of every graph below debug_dir"})
+    debug_dir: str = field(default="ferrite_debug", metadata={"doc": "where debug files go"})
+
+
+# `reduce-overhead` speaks of CUDA graphs: accepted, nothing to do on a CPU. The others wait for what they tune.
+MODES: dict[str, dict[str, Any]] = {
+    "default": {},
+    "reduce-overhead": {},
+    "max-autotune": {},
+    "max-autotune-no-cudagraphs": {},
+}
+
+_FIELDS = {entry.name: entry for entry in fields(Options)}
+_KINDS: dict[str, tuple[type, ...]] = {
+    "bool": (bool,),
+    "str": (str,),
+    "int | None": (int, type(None)),
+    "tuple[str, ...]": (tuple, list, str),
+    "Callable[..., Any] | None": (object,),
+}
+
+
+def list_options() -> dict[str, str]:
+    """Every option with its default and what it does."""
+    return {entry.name: f"{entry.metadata['doc']} (default: {entry.default!r})" for entry in fields(Options)}
+
+
+def list_mode_options(mode: str | None = None) -> dict[str, Any]:
+    """The options that each mode stands for, or those of one mode."""
+    if mode is None:
+        return {name: dict(settings) for name, settings in MODES.items()}
+    return dict(MODES[known_mode(mode)])
+
+
+def known_mode(mode: str) -> str:
+    if mode not in MODES:
+        raise RuntimeError(_unknown("mode", mode, MODES))
+    return mode
+
+
+def resolve(base: Options, mode: str | None, options: Mapping[str, Any] | None) -> Options:
+    """`base` with what the user asked for on top; raises RuntimeError before any work is done."""
+    settings: dict[str, Any] = {}
+    if mode is not None:
+        settings.update(MODES[known_mode(mode)])
+    for given, value in (options or {}).items():
+        name = str(given).replace("-", "_")
+        if name not in _FIELDS:
+            raise RuntimeError(_unknown("option", str(given), _FIELDS))
+        settings[name] = _typed(name, value)
+    return replace(base, **settings) if settings else base
+
+
+def from_environment(environment: Mapping[str, str]) -> Options:
+    """Defaults with every `FERRITE_<OPTION>` applied; a name or value that means nothing is reported and left out."""
+    settings: dict[str, Any] = {}
+    for variable, text in environment.items():
+        if not variable.startswith(ENVIRONMENT_PREFIX):
+            continue
+        name = variable[len(ENVIRONMENT_PREFIX) :].lower()
+        if name not in _FIELDS or name == "partitioner":
+            log.warning(
+                "%s", _unknown("environment variable", variable, [ENVIRONMENT_PREFIX + n.upper() for n in _FIELDS])
+            )
+            continue
+        try:
+            settings[name] = _typed(name, _parse(name, text))
+        except (RuntimeError, ValueError) as error:
+            log.error("%s=%r is ignored: %s", variable, text, error)
+            # Children would only repeat the message.
+            os.environ.pop(variable, None)
+    return replace(Options(), **settings)
+
+
+def _parse(name: str, text: str) -> Any:
+    match _FIELDS[name].type:
+        case "bool":
+            words = {
+                "1": True,
+                "true": True,
+                "yes": True,
+                "on": True,
+                "0": False,
+                "false": False,
+                "no": False,
+                "off": False,
+                "": False,
+            }
+            if text.lower() not in words:
+                raise ValueError(f"expected one of {', '.join(w for w in words if w)}")
+            return words[text.lower()]
+        case "int | None":
+            return int(text) if text else None
+        case _:
+            return text
+
+
+def _typed(name: str, value: Any) -> Any:
+    expected = str(_FIELDS[name].type)
+    kinds = _KINDS[expected]
+    wrong = not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds and object not in kinds)
+    if name == "partitioner":
+        wrong = value is not None and not callable(value)
+    if wrong:
+        raise RuntimeError(f"Ferrite option {name!r} expects {expected}, given {type(value).__name__}: {value!r}")
+    if expected == "tuple[str, ...]":
+        parts = [part.strip() for part in value.split(",")] if isinstance(value, str) else list(value)
+        if not all(isinstance(part, str) for part in parts):
+            raise RuntimeError(f"Ferrite option {name!r} expects {expected}, given {value!r}")
+        return tuple(part for part in parts if part)
+    if name == "compile_mode" and value not in SCHEMES:
+        raise RuntimeError(_unknown("compile mode", value, SCHEMES))
+    return value
+
+
+def _unknown(kind: str, name: str, valid: Mapping[str, Any] | list[str] | tuple[str, ...]) -> str:
+    nearest = difflib.get_close_matches(name, list(valid), n=1, cutoff=0.5)
+    hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
+    return f"Unknown Ferrite {kind} {name!r}.{hint} Valid ones: {', '.join(sorted(valid))}"

@@ -1,0 +1,154 @@
+"""The story: every stage in order. Start reading here.
+
+    Dynamo's graph ─ pre_grad ─▶ AOTAutograd ─ joint ─▶ partition
+        ─▶ forward, backward or inference graph, each: post_grad ─▶ lower ─▶ loops ─▶ schedule ─▶ native ─▶ host
+
+`backend.py` calls AOTAutograd and hands each graph to one of the functions below. The order of passes within a stage
+is the tuple that the stage's package defines; a stage whose tuple is empty is passed through.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.utils._pytree import tree_leaves
+
+from ferrite.artifact.compiled import CompiledGraph, Facts
+from ferrite.graph.check import check_graph
+from ferrite.graph.joint import JOINT
+from ferrite.graph.post_grad import POST_GRAD, PREPARE
+from ferrite.graph.post_grad.emit_deferred_asserts import emit_deferred_asserts
+from ferrite.graph.pre_grad import PRE_GRAD
+from ferrite.graph.query import family, output_node, tensors
+from ferrite.graph.snapshot import take
+from ferrite.graph.strides import note_output_strides, restore_output_strides
+from ferrite.graph.values import refresh
+from ferrite.host.plan import plan
+from ferrite.loops import LOOP_PASSES
+from ferrite.lower.graph import Lowered, constant_nodes, lower
+from ferrite.native import NATIVE_PASSES
+from ferrite.options import Options
+from ferrite.passes import edit, rewrite
+from ferrite.report.record import GraphRecord
+from ferrite.schedule import SCHEDULE_PASSES
+
+HOST_PASSES: tuple[Any, ...] = ()
+
+STAGES = ("pre_grad", "joint", "post_grad", "lower", "loops", "schedule", "native", "host")
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What AOTAutograd knows of a graph's inputs, by position."""
+
+    static: frozenset[int] = frozenset()
+    donated: frozenset[int] = frozenset()
+
+
+def edit_pre_grad(module: GraphModule, options: Options, record: GraphRecord) -> None:
+    """Passes over what Dynamo captured; `module` is edited in place."""
+    with record.stage("pre_grad"):
+        edit(module, "pre_grad", PRE_GRAD, options, record, after_autograd=False)
+
+
+def edit_joint(module: GraphModule, options: Options, record: GraphRecord) -> None:
+    """Passes over forward and backward in one graph, or over an inference graph."""
+    with record.stage("joint"):
+        edit(module, "joint", JOINT, options, record)
+
+
+def compile_graph(
+    module: GraphModule, graph_id: int, phase: str, inputs: Inputs, options: Options, record: GraphRecord
+) -> CompiledGraph:
+    """One graph after autograd becomes one compiled graph."""
+    record.nodes = len(module.graph.nodes)
+    with record.stage("post_grad"):
+        edit_post_grad(module, phase, options, record)
+    with record.stage("lower"):
+        check_graph(module, "lower", after_autograd=True)
+        lowered = lower(module, inputs.static, inputs.donated)
+        record.fell_back(lowered.fallbacks, lowered.reasons)
+    with record.stage("loops"):
+        lowered = rewrite(lowered, "loops", LOOP_PASSES, options, record)
+    with record.stage("schedule"):
+        lowered = rewrite(lowered, "schedule", SCHEDULE_PASSES, options, record)
+    with record.stage("native"):
+        lowered = rewrite(lowered, "native", NATIVE_PASSES, options, record)
+    with record.stage("host"):
+        name = f"graph_{graph_id}_{phase}"
+        program = plan(
+            name, lowered.inputs, lowered.calls, lowered.result, lowered.functions, constant_nodes(lowered.constants)
+        )
+        program = rewrite(program, "host", HOST_PASSES, options, record)
+        compiled = CompiledGraph(program, lowered.constants, facts_of(module, graph_id, phase, lowered, record))
+        compiled.load()
+    return compiled
+
+
+def edit_post_grad(module: GraphModule, phase: str, options: Options, record: GraphRecord) -> None:
+    """Passes over a graph after autograd, with the strides that the user sees noted before and restored after."""
+    if options.keep_output_stride:
+        note_output_strides(module.graph, phase)
+    prepare = PREPARE if options.runtime_asserts else tuple(run for run in PREPARE if run is not emit_deferred_asserts)
+    edit(module, "post_grad", prepare, options, record)
+    if not POST_GRAD:
+        return
+    before = {member: take(member.graph) for _, member in family(module)}
+    if edit(module, "post_grad", POST_GRAD, options, record):
+        for member, snapshot in before.items():
+            refresh(member, snapshot)
+        restore_output_strides(module.graph)
+
+
+def facts_of(module: GraphModule, graph_id: int, phase: str, lowered: Lowered, record: GraphRecord) -> Facts:
+    """What a caller may want to know of a graph without running it."""
+    changes: Counter[str] = Counter()
+    for run in record.passes:
+        changes[f"{run.stage}.{run.name}"] += run.changed or 0
+    return Facts(
+        graph_id=graph_id,
+        phase=phase,
+        output_strides=tuple(_stride_text(value) for value in _outputs(module)),
+        mutated_inputs=mutated_inputs(module),
+        device_types=device_types(module),
+        changes=dict(changes),
+        seconds=record.seconds,
+    )
+
+
+def mutated_inputs(module: GraphModule) -> tuple[int, ...]:
+    """Positions of the inputs that some call of the graph writes to, by its schema."""
+    positions = {node: index for index, node in enumerate(module.graph.find_nodes(op="placeholder"))}
+    written: set[int] = set()
+    for node in module.graph.nodes:
+        schema = getattr(node.target, "_schema", None)
+        if node.op != "call_function" or schema is None or not schema.is_mutable:
+            continue
+        named = dict(zip((argument.name for argument in schema.arguments), node.args, strict=False)) | node.kwargs
+        for argument in schema.arguments:
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                leaves = tree_leaves(named.get(argument.name))
+                written |= {positions[leaf] for leaf in leaves if isinstance(leaf, Node) and leaf in positions}
+    return tuple(sorted(written))
+
+
+def device_types(module: GraphModule) -> tuple[str, ...]:
+    """The kinds of device that tensors of the graph live on, without `meta`."""
+    found = {tensor.device.type for node in module.graph.nodes for tensor in tensors(node)}
+    return tuple(sorted(found - {"meta"}))
+
+
+def _outputs(module: GraphModule) -> list[Any]:
+    result = output_node(module.graph).args[0]
+    nodes = result if isinstance(result, (tuple, list)) else [result]
+    return [node.meta.get("val") if isinstance(node, Node) else node for node in nodes]
+
+
+def _stride_text(value: Any) -> tuple[str, ...] | None:
+    if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+        return None
+    return tuple(str(stride) for stride in value.stride())

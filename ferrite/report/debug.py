@@ -1,0 +1,116 @@
+"""Debug files: every stage of every graph as text, and a script that runs a graph alone.
+
+Written below `debug_dir` when the option `debug` is on:
+
+    graph_0_forward/  captured.txt  transformed.txt  host.txt  output_code.py  record.txt  run.py  constants.pt
+
+A file that cannot be written is reported once and never fails a compile.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import torch
+from torch.fx import GraphModule
+
+from ferrite.artifact.compiled import CompiledGraph
+from ferrite.graph.query import attribute
+from ferrite.graph.text import show_graph
+from ferrite.options import Options
+from ferrite.report.record import Record
+
+log = logging.getLogger(__name__)
+
+_SCRIPT = '''"""Runs {name} alone, as captured: `python run.py`, or `python run.py ferrite` to compile it first."""
+
+import sys
+from pathlib import Path
+
+import torch
+from torch import device, inf, nan  # names that the code below uses
+
+
+class Captured(torch.nn.Module):
+{code}
+
+
+module = Captured()
+for name, value in torch.load(Path(__file__).with_name("constants.pt"), weights_only=True).items():
+    setattr(module, name, value)
+torch.manual_seed(0)
+inputs = [
+{inputs}
+]
+if __name__ == "__main__":
+    graph = torch.fx.symbolic_trace(module)
+    if sys.argv[1:] == ["ferrite"]:
+        import ferrite.backend
+
+        graph = ferrite.backend.compile(graph, inputs, options={{"strict": True}})
+    print(graph(*inputs))
+'''
+
+
+class DebugFolder:
+    """The folder of one graph. Say what happens before and after; the files follow."""
+
+    def __init__(self, options: Options, name: str) -> None:
+        self._folder = Path(options.debug_dir) / name if options.debug else None
+
+    def captured(self, module: GraphModule, name: str) -> None:
+        if self._folder is None:
+            return
+        self._write("captured.txt", show_graph(module.graph, types=True, sources=True))
+        self._write("run.py", script(module, name))
+        constants = {
+            str(node.target): value
+            for node in module.graph.find_nodes(op="get_attr")
+            if isinstance(value := attribute(module, str(node.target)), torch.Tensor)
+        }
+        self._guarded("constants.pt", lambda path: torch.save(constants, path))
+
+    def compiled(self, module: GraphModule, compiled: CompiledGraph, record: Record) -> None:
+        if self._folder is None:
+            return
+        self._write("transformed.txt", show_graph(module.graph, types=True, sources=True))
+        self._write("host.txt", str(compiled))
+        self._write("output_code.py", compiled.code.source)
+        self._write("record.txt", str(record))
+        log.warning("Ferrite wrote debug files to %s", self._folder)
+
+    def _write(self, name: str, text: str) -> None:
+        self._guarded(name, lambda path: path.write_text(text))
+
+    def _guarded(self, name: str, write) -> None:
+        assert self._folder is not None
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            write(self._folder / name)
+        except Exception as error:
+            log.warning("Ferrite could not write %s: %s", self._folder / name, error)
+
+
+def script(module: GraphModule, name: str) -> str:
+    """A Python file that rebuilds the graph and runs it on random inputs of the captured sizes."""
+    code = module.graph.python_code("self").src
+    indented = "\n".join(f"    {line}" for line in code.strip().splitlines())
+    inputs = "\n".join(f"    {_input_text(node)}," for node in module.graph.find_nodes(op="placeholder"))
+    return _SCRIPT.format(name=name, code=indented, inputs=inputs)
+
+
+def _input_text(node: torch.fx.Node) -> str:
+    value = node.meta.get("val")
+    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return repr(value.node.hint)
+    if not isinstance(value, torch.Tensor):
+        return repr(value)
+    sizes = [_hint(extent) for extent in value.shape]
+    strides = [_hint(stride) for stride in value.stride()] if value.layout == torch.strided else []
+    fill = "normal_()" if value.dtype.is_floating_point or value.dtype.is_complex else "zero_()"
+    return f"torch.empty_strided({sizes}, {strides}, dtype={value.dtype}, device='{value.device}').{fill}"
+
+
+def _hint(extent: object) -> object:
+    return extent if isinstance(extent, int) else extent.node.hint  # type: ignore[attr-defined]

@@ -1,0 +1,120 @@
+"""The record of one compile: stages, passes, decisions, fallbacks and texts, as plain data.
+
+One `Record` belongs to one call of the backend; its forward and backward graphs each add a `GraphRecord`. The pass
+runner and the pipeline write into it while they work; everybody else only reads.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A choice that the compiler made, with its reason."""
+
+    what: str
+    subjects: tuple[str, ...]
+    taken: bool
+    reason: str
+
+
+@dataclass(frozen=True)
+class Fallback:
+    """An op that runs in eager, how often it stands in the graph, and why."""
+
+    op: str
+    count: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class PassRun:
+    """One pass over one graph. `changed` is None when the pass did not run; `note` then says why."""
+
+    stage: str
+    name: str
+    graph: str
+    changed: int | None
+    seconds: float
+    number: int | None = None
+    note: str = ""
+    before: str | None = None
+    after: str | None = None
+
+
+@dataclass
+class GraphRecord:
+    """What became of one graph: its stages in order, and what they said."""
+
+    name: str
+    phase: str
+    stages: dict[str, float] = field(default_factory=dict)
+    passes: list[PassRun] = field(default_factory=list)
+    decisions: list[Decision] = field(default_factory=list)
+    fallbacks: list[Fallback] = field(default_factory=list)
+    texts: dict[str, str] = field(default_factory=dict)
+    nodes: int = 0
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Time a stage; a stage that runs twice adds up."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.stages[name] = self.stages.get(name, 0.0) + time.perf_counter() - start
+
+    def fell_back(self, counts: Counter[str], reasons: dict[str, str]) -> None:
+        """Take note of every op that stays in eager, in the order of the graph."""
+        self.fallbacks.extend(Fallback(op, count, reasons[op]) for op, count in counts.items())
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.stages.values())
+
+
+@dataclass
+class Record:
+    """One call of the backend, from Dynamo's graph to callables."""
+
+    graph_id: int
+    graphs: list[GraphRecord] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+    def graph(self, phase: str) -> GraphRecord:
+        """Open the record of the next graph of this call."""
+        entry = GraphRecord(name=f"graph {self.graph_id} {phase}", phase=phase)
+        self.graphs.append(entry)
+        return entry
+
+    def phase(self, phase: str) -> GraphRecord | None:
+        """The latest graph of a phase ("pre_grad", "joint", "forward", "backward", "inference"), if there is one."""
+        return next((entry for entry in reversed(self.graphs) if entry.phase == phase), None)
+
+    @property
+    def passes(self) -> list[PassRun]:
+        return [run for entry in self.graphs for run in entry.passes]
+
+    @property
+    def fallbacks(self) -> list[Fallback]:
+        return [fallback for entry in self.graphs for fallback in entry.fallbacks]
+
+    @property
+    def decisions(self) -> list[Decision]:
+        return [decision for entry in self.graphs for decision in entry.decisions]
+
+    @property
+    def seconds(self) -> float:
+        return sum(entry.seconds for entry in self.graphs)
+
+    def __str__(self) -> str:
+        from ferrite.report.render import (
+            render,
+        )  # the only user of rich; a compile that nobody looks at does not load it
+
+        return render(self)
