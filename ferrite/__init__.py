@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ferrite.report.record import Record
 
 __version__ = "0.1.0"
-__all__ = ["compile", "errors", "last_record", "list_mode_options", "list_options", "reset"]
+__all__ = ["bisect", "compile", "errors", "last_record", "list_mode_options", "list_options", "reset"]
 
 
 def compile(
@@ -48,6 +48,13 @@ def compile(
     return torch.compile(
         model, backend="ferrite", fullgraph=fullgraph, dynamic=dynamic, mode=mode, options=options or None
     )
+
+
+def bisect(function: Any, inputs: Any, **keywords: Any) -> Any:
+    """The pass that makes `function(*inputs)` differ from eager, if one does. See `ferrite.bisection.bisect`."""
+    from ferrite.bisection import bisect
+
+    return bisect(function, inputs, **keywords)
 
 
 def last_record() -> Record | None:

@@ -6,7 +6,7 @@ AOTAutograd with Ferrite's passes, partitioner and compilers; each graph that co
 What fails stays local (Note [Falling back]): a pass is left out, a graph runs as captured, a capture runs in eager;
 each is recorded and logged once. Under `strict` it is a `FerriteError` instead.
 
-State that lives here: the options of the environment, read at import; the counter of graph ids; the last record.
+State that lives here: the options of the environment, read at import; the counter of graph ids; the latest records.
 """
 
 # Note [Falling back]
@@ -25,6 +25,7 @@ import inspect
 import itertools
 import logging
 import os
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -65,7 +66,7 @@ _SUPPORTED_DEVICES = frozenset({"cpu", "meta"})
 
 _environment = from_environment(os.environ)
 _graph_ids = itertools.count()
-_last_record: Record | None = None
+_records: deque[Record] = deque(maxlen=64)
 
 
 class FerriteError(BackendCompilerFailed):
@@ -92,10 +93,10 @@ def compile(
 
 def reset() -> None:
     """Forget what earlier compiles left behind; `torch._dynamo.reset()` calls this too."""
-    global _graph_ids, _last_record
+    global _graph_ids
     reset_applications()
     _graph_ids = itertools.count()
-    _last_record = None
+    _records.clear()
 
 
 compile.reset = reset  # type: ignore[attr-defined]
@@ -103,13 +104,18 @@ compile.reset = reset  # type: ignore[attr-defined]
 
 def last_record() -> Record | None:
     """What the latest compile in this process did; None before the first one."""
-    return _last_record
+    return _records[-1] if _records else None
+
+
+def records() -> list[Record]:
+    """The records of the latest compiles since the last reset, oldest first."""
+    return list(_records)
 
 
 def _compile_captured(module: GraphModule, inputs: list[Any], options: Options) -> Callable[..., Any]:
     """One graph from Dynamo becomes one callable: through AOTAutograd, or in eager if that fails."""
-    global _last_record
-    record = _last_record = Record(next(_graph_ids))
+    record = Record(next(_graph_ids))
+    _records.append(record)
     compilation = _Compilation(record, options)
     _refuse_other_devices(inputs, options)
     spare = {member: take(member.graph) for _, member in family(module)} if isinstance(module, GraphModule) else {}

@@ -18,9 +18,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
-
-from torch.fx import Graph, GraphModule
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from ferrite.errors import Malformed
 from ferrite.graph.check import check_graph
@@ -30,9 +28,12 @@ from ferrite.graph.text import show_graph
 from ferrite.options import Options
 from ferrite.report.record import GraphRecord, PassRun
 
+if TYPE_CHECKING:
+    from torch.fx import Graph, GraphModule
+
 log = logging.getLogger(__name__)
 
-GraphPass = Callable[[Graph], int]
+GraphPass: TypeAlias = "Callable[[Graph], int]"
 Program = TypeVar("Program")
 
 _applications = 0

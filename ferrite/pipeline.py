@@ -11,30 +11,30 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
-
-import torch
-from torch.fx import GraphModule, Node
-from torch.utils._pytree import tree_leaves
+from typing import TYPE_CHECKING, Any
 
 from ferrite.artifact.compiled import CompiledGraph, Facts
 from ferrite.graph.check import check_graph
+from ferrite.graph.describe import device_types, mutated_inputs, output_strides
 from ferrite.graph.joint import JOINT
 from ferrite.graph.post_grad import POST_GRAD, PREPARE
 from ferrite.graph.post_grad.emit_deferred_asserts import emit_deferred_asserts
 from ferrite.graph.pre_grad import PRE_GRAD
-from ferrite.graph.query import family, output_node, tensors
+from ferrite.graph.query import family
 from ferrite.graph.snapshot import take
 from ferrite.graph.strides import note_output_strides, restore_output_strides
 from ferrite.graph.values import refresh
 from ferrite.host.plan import plan
 from ferrite.loops import LOOP_PASSES
-from ferrite.lower.graph import Lowered, constant_nodes, lower
+from ferrite.lower.graph import constant_nodes, lower
 from ferrite.native import NATIVE_PASSES
 from ferrite.options import Options
 from ferrite.passes import edit, rewrite
 from ferrite.report.record import GraphRecord
 from ferrite.schedule import SCHEDULE_PASSES
+
+if TYPE_CHECKING:
+    from torch.fx import GraphModule
 
 HOST_PASSES: tuple[Any, ...] = ()
 
@@ -84,7 +84,7 @@ def compile_graph(
             name, lowered.inputs, lowered.calls, lowered.result, lowered.functions, constant_nodes(lowered.constants)
         )
         program = rewrite(program, "host", HOST_PASSES, options, record)
-        compiled = CompiledGraph(program, lowered.constants, facts_of(module, graph_id, phase, lowered, record))
+        compiled = CompiledGraph(program, lowered.constants, facts_of(module, graph_id, phase, record))
         compiled.load()
     return compiled
 
@@ -104,7 +104,7 @@ def edit_post_grad(module: GraphModule, phase: str, options: Options, record: Gr
         restore_output_strides(module.graph)
 
 
-def facts_of(module: GraphModule, graph_id: int, phase: str, lowered: Lowered, record: GraphRecord) -> Facts:
+def facts_of(module: GraphModule, graph_id: int, phase: str, record: GraphRecord) -> Facts:
     """What a caller may want to know of a graph without running it."""
     changes: Counter[str] = Counter()
     for run in record.passes:
@@ -112,43 +112,9 @@ def facts_of(module: GraphModule, graph_id: int, phase: str, lowered: Lowered, r
     return Facts(
         graph_id=graph_id,
         phase=phase,
-        output_strides=tuple(_stride_text(value) for value in _outputs(module)),
-        mutated_inputs=mutated_inputs(module),
-        device_types=device_types(module),
+        output_strides=output_strides(module.graph),
+        mutated_inputs=mutated_inputs(module.graph),
+        device_types=device_types(module.graph),
         changes=dict(changes),
         seconds=record.seconds,
     )
-
-
-def mutated_inputs(module: GraphModule) -> tuple[int, ...]:
-    """Positions of the inputs that some call of the graph writes to, by its schema."""
-    positions = {node: index for index, node in enumerate(module.graph.find_nodes(op="placeholder"))}
-    written: set[int] = set()
-    for node in module.graph.nodes:
-        schema = getattr(node.target, "_schema", None)
-        if node.op != "call_function" or schema is None or not schema.is_mutable:
-            continue
-        named = dict(zip((argument.name for argument in schema.arguments), node.args, strict=False)) | node.kwargs
-        for argument in schema.arguments:
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                leaves = tree_leaves(named.get(argument.name))
-                written |= {positions[leaf] for leaf in leaves if isinstance(leaf, Node) and leaf in positions}
-    return tuple(sorted(written))
-
-
-def device_types(module: GraphModule) -> tuple[str, ...]:
-    """The kinds of device that tensors of the graph live on, without `meta`."""
-    found = {tensor.device.type for node in module.graph.nodes for tensor in tensors(node)}
-    return tuple(sorted(found - {"meta"}))
-
-
-def _outputs(module: GraphModule) -> list[Any]:
-    result = output_node(module.graph).args[0]
-    nodes = result if isinstance(result, (tuple, list)) else [result]
-    return [node.meta.get("val") if isinstance(node, Node) else node for node in nodes]
-
-
-def _stride_text(value: Any) -> tuple[str, ...] | None:
-    if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
-        return None
-    return tuple(str(stride) for stride in value.stride())

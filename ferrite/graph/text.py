@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, compute_unbacked_bindings
 from torch.fx.node import map_aggregate
 
 from ferrite.errors import Malformed
@@ -118,7 +119,7 @@ def parse_graph(text: str, fake_mode: FakeTensorMode | None = None) -> GraphModu
     if not isinstance(function, ast.FunctionDef):
         raise Malformed("graph text is one function", where="graph.text", program=text)
     graph, nodes = Graph(), {}
-    fake_mode = fake_mode or FakeTensorMode()
+    fake_mode = fake_mode or FakeTensorMode(shape_env=ShapeEnv())
     for argument in function.args.args:
         node = graph.placeholder(argument.arg)
         node.meta["val"] = _read_type(argument.annotation, fake_mode)
@@ -165,6 +166,9 @@ def _read_call(graph: Graph, name: str, call: ast.Call, nodes: dict[str, Node], 
     fake_args, fake_kwargs = torch.fx.node.map_arg((args, kwargs), lambda source: source.meta["val"])
     with torch.no_grad(), fake_mode:
         node.meta["val"] = target(*fake_args, **fake_kwargs)
+    bindings = compute_unbacked_bindings(fake_mode.shape_env, node.meta["val"])
+    if bindings:
+        node.meta["unbacked_bindings"] = bindings
     return node
 
 

@@ -1,0 +1,22 @@
+"""What all tests share: `--bless` for golden texts, one thread, and a compiler that remembers nothing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch._dynamo
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--bless", action="store_true", help="rewrite the lower half of golden files with what came out")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    torch.set_num_threads(1)  # test processes run side by side
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()

@@ -1,0 +1,145 @@
+"""Runs every golden file: a remark, what to run, the text before, and the text that must come out.
+
+    # One sentence on what this shows.
+    view_to_reshape
+
+    def graph(x: f32[2, 6]):
+        view = aten.view.default(x, [3, 4])
+        return (view,)
+
+    ---- after
+    def graph(x: f32[2, 6]):
+        view = aten.reshape.default(x, [3, 4])
+        return (view,)
+
+The folder names the stage: `post_grad` (and its sisters) run the named graph passes, `host` goes on to a host
+program, and `python` to the code that runs. `pytest --bless` rewrites the lower half. Both halves are also executed
+on random data, and must agree: every golden is a correctness test as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.fx import GraphModule, Interpreter
+
+from ferrite.artifact.compiled import CompiledGraph, Facts
+from ferrite.graph.joint import JOINT
+from ferrite.graph.post_grad import POST_GRAD, PREPARE
+from ferrite.graph.pre_grad import PRE_GRAD
+from ferrite.graph.text import parse_graph, show_graph
+from ferrite.host.nodes import HostProgram
+from ferrite.host.plan import plan
+from ferrite.host.text import parse_program, show_program
+from ferrite.lower.graph import constant_nodes, lower
+from ferrite.options import Options
+from ferrite.passes import edit
+from ferrite.report.record import GraphRecord
+
+HERE = Path(__file__).parent
+SEPARATOR = "---- after\n"
+PASSES = {run.__name__: run for run in (*PRE_GRAD, *JOINT, *PREPARE, *POST_GRAD)}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a stage made: its text, and how to run it on flat inputs."""
+
+    text: str
+    run: Callable[..., Any]
+
+
+def run_graph_passes(module: GraphModule, names: list[str]) -> Outcome:
+    record = GraphRecord("golden", "golden")
+    edit(module, "golden", [PASSES[name] for name in names], Options(strict=True), record)
+    return Outcome(show_graph(module.graph), GraphModule(module, module.graph))
+
+
+def host_program(module: GraphModule) -> HostProgram:
+    lowered = lower(module)
+    constants = constant_nodes(lowered.constants)
+    return plan("program", lowered.inputs, lowered.calls, lowered.result, lowered.functions, constants)
+
+
+def compiled(program: HostProgram) -> CompiledGraph:
+    return CompiledGraph(program, {}, Facts(0, "inference", (), (), ("cpu",), {}, 0.0))
+
+
+def run_host(module: GraphModule, names: list[str]) -> Outcome:
+    program = host_program(module)
+    text = show_program(program)
+    assert parse_program(text) == program
+    return Outcome(text, lambda *inputs: compiled(program)(list(inputs)))
+
+
+def run_python(module: GraphModule, names: list[str]) -> Outcome:
+    made = compiled(host_program(module))
+    return Outcome(made.code.source, lambda *inputs: made(list(inputs)))
+
+
+STAGES: dict[str, Callable[[GraphModule, list[str]], Outcome]] = {
+    "pre_grad": run_graph_passes,
+    "joint": run_graph_passes,
+    "post_grad": run_graph_passes,
+    "host": run_host,
+    "python": run_python,
+}
+
+
+def golden_files() -> list[Path]:
+    return sorted(HERE.glob("*/*.txt"))
+
+
+@pytest.mark.parametrize("path", golden_files(), ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_golden(path: Path, pytestconfig: pytest.Config) -> None:
+    upper, separator, expected = path.read_text().partition(SEPARATOR)
+    assert separator, f"{path.name} has no line {SEPARATOR!r}"
+    remark, names, before = split(upper)
+    assert remark, f"{path.name} does not say what it shows"
+    assert show_graph(parse_graph(before).graph) == before, "the text before must be as the printer writes it"
+    outcome = STAGES[path.parent.name](parse_graph(before), names)
+    if pytestconfig.getoption("--bless"):
+        path.write_text(upper + SEPARATOR + outcome.text)
+    else:
+        assert outcome.text == expected
+    assert_same_results(parse_graph(before), outcome)
+
+
+def split(upper: str) -> tuple[str, list[str], str]:
+    """The remark, the names of what to run, and the program."""
+    lines = upper.splitlines(keepends=True)
+    remark = [line for line in lines if line.startswith("#")]
+    rest = [line for line in lines if not line.startswith("#")]
+    names = rest[0].strip().split(", ")
+    return "".join(remark), names, "".join(rest[1:]).strip() + "\n"
+
+
+def assert_same_results(module: GraphModule, outcome: Outcome) -> None:
+    expected = Interpreter(module).run(*random_inputs(module))
+    found = outcome.run(*random_inputs(module))
+    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True, check_stride=True)
+
+
+def random_inputs(module: GraphModule) -> list[Any]:
+    """Real tensors like the fake ones, the same in every call; integers are small and positive, as sizes are."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = []
+    for node in module.graph.find_nodes(op="placeholder"):
+        fake = node.meta["val"]
+        tensor = torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype)
+        if fake.dtype.is_floating_point or fake.dtype.is_complex:
+            tensor.normal_(generator=generator)
+        else:
+            tensor.random_(1, 2 if fake.dtype == torch.bool else 5, generator=generator)
+        inputs.append(tensor)
+    return inputs
+
+
+def test_every_pass_has_a_golden() -> None:
+    shown = {name for path in golden_files() for name in split(path.read_text().partition(SEPARATOR)[0])[1]}
+    assert set(PASSES) <= shown

@@ -1,0 +1,76 @@
+"""Bisection names the pass that breaks a result, wherever it stands, and says so when no pass is to blame."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.fx import Graph
+
+import ferrite
+from ferrite import pipeline
+from ferrite.lower import graph as lowering
+
+aten = torch.ops.aten
+
+
+def harmless(graph: Graph) -> int:
+    return 0
+
+
+def sin_becomes_cos(graph: Graph) -> int:
+    nodes = graph.find_nodes(op="call_function", target=aten.sin.default)
+    for node in nodes:
+        node.target = aten.cos.default
+    return len(nodes)
+
+
+def function(x: torch.Tensor) -> torch.Tensor:
+    y = x.exp()
+    torch._dynamo.graph_break()
+    return y.sin() * 2
+
+
+@pytest.mark.parametrize("position", [0, 1, 2])
+def test_wrong_pass_is_named(position: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    passes = [harmless, harmless]
+    passes.insert(position, sin_becomes_cos)
+    monkeypatch.setattr(pipeline, "POST_GRAD", tuple(passes))
+    verdict = ferrite.bisect(function, [torch.randn(5)])
+    assert not verdict.equal
+    assert verdict.culprit.name == "sin_becomes_cos"
+    assert "post_grad.sin_becomes_cos on graph main" in str(verdict)
+
+
+def test_wrong_gradient_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def cos_becomes_sin(graph: Graph) -> int:
+        nodes = graph.find_nodes(op="call_function", target=aten.cos.default)
+        for node in nodes:
+            node.target = aten.sin.default
+        return len(nodes)
+
+    monkeypatch.setattr(pipeline, "POST_GRAD", (harmless, cos_becomes_sin))
+    verdict = ferrite.bisect(lambda x: x.sin() * 2, [torch.randn(5, requires_grad=True)])
+    assert verdict.culprit.name == "cos_becomes_sin"
+
+
+def test_nothing_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    verdict = ferrite.bisect(function, [torch.randn(5)])
+    assert verdict.equal
+    assert verdict.culprit is None
+
+
+def test_fault_outside_passes_is_not_blamed_on_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = lowering.name_of
+    monkeypatch.setattr(lowering, "name_of", lambda t: "aten.cos.default" if t is aten.sin.default else real(t))
+    verdict = ferrite.bisect(function, [torch.randn(5)])
+    assert not verdict.equal
+    assert verdict.culprit is None
+    assert "not in a pass" in str(verdict)
+
+
+def test_leaves_random_state_and_inputs_alone() -> None:
+    x = torch.randn(5)
+    kept, state = x.clone(), torch.get_rng_state()
+    ferrite.bisect(lambda v: v.add_(1), [x])
+    assert torch.equal(x, kept)
+    assert torch.equal(torch.get_rng_state(), state)

@@ -1,0 +1,158 @@
+"""Graph helpers: names both ways, text both ways, checks, values, strides, decompositions."""
+
+from __future__ import annotations
+
+import operator
+
+import pytest
+import torch
+
+from ferrite.errors import Malformed
+from ferrite.graph.check import check_graph
+from ferrite.graph.decompose import decomposition_table
+from ferrite.graph.describe import device_types, mutated_inputs, output_strides
+from ferrite.graph.names import name_of, resolve
+from ferrite.graph.query import attribute, source_line
+from ferrite.graph.snapshot import take
+from ferrite.graph.strides import note_output_strides, restore_output_strides
+from ferrite.graph.text import parse_graph, show_graph
+from ferrite.graph.values import refresh
+
+aten = torch.ops.aten
+
+
+@pytest.mark.parametrize(
+    "thing",
+    [
+        aten.add.Tensor,
+        aten.sin.default,
+        aten.sym_size.int,
+        torch.ops.prims.convert_element_type.default,
+        torch.ops.higher_order.cond,
+        torch.ops.higher_order.while_loop,
+        operator.getitem,
+        operator.floordiv,
+        torch.sym_max,
+        torch.float16,
+        torch.strided,
+        torch.channels_last,
+        torch.device("cpu"),
+        torch.device("meta"),
+        max,
+    ],
+    ids=str,
+)
+def test_names_resolve_to_the_same_object(thing: object) -> None:
+    name = name_of(thing)
+    assert name is not None
+    assert resolve(name) == thing
+
+
+def test_objects_without_a_name() -> None:
+    assert name_of(lambda x: x) is None
+    assert name_of(object()) is None
+
+
+def test_every_aten_operator_has_a_name() -> None:
+    missing = []
+    for packet in list(dir(aten)):
+        opened = getattr(aten, packet, None)
+        if not isinstance(opened, torch._ops.OpOverloadPacket):
+            continue
+        for overload in opened.overloads():
+            op = getattr(opened, overload)
+            if resolve(name_of(op) or "") is not op:
+                missing.append(op)
+    assert missing == []
+
+
+def test_graph_text_reads_back() -> None:
+    text = """def graph(x: f32[8, 4], y: bf16[4, 8].stride(1, 4), n: i64):
+    t = aten.t.default(x)
+    cast = aten._to_copy.default(t, dtype=torch.bfloat16)
+    add = aten.add.Tensor(cast, y, alpha=2)
+    return (add, None, n)
+"""
+    module = parse_graph(text)
+    assert show_graph(module.graph) == text
+    check_graph(module, "test", after_autograd=True)
+
+
+def test_missing_attribute_says_how_far_the_path_goes() -> None:
+    module = torch.nn.Module()
+    module.inner = torch.nn.Module()
+    with pytest.raises(RuntimeError, match=r"nonexistent target inner\.weight: inner has no attribute 'weight'"):
+        attribute(module, "inner.weight")
+
+
+def test_source_line_is_the_last_frame() -> None:
+    node = parse_graph("def graph(x: f32[2]):\n    sin = aten.sin.default(x)\n    return (sin,)\n").graph.find_nodes(
+        op="placeholder"
+    )[0]
+    node.meta["stack_trace"] = (
+        'File "/a/b.py", line 3, in f\n    return g(x)\n  File "/a/model.py", line 41, in g\n    y = x @ w\n'
+    )
+    assert source_line(node) == "model.py:41  y = x @ w"
+
+
+def test_check_refuses_calls_without_value() -> None:
+    module = parse_graph("def graph(x: f32[2]):\n    sin = aten.sin.default(x)\n    return (sin,)\n")
+    del module.graph.find_nodes(op="call_function", target=aten.sin.default)[0].meta["val"]
+    with pytest.raises(Malformed, match="sin has no fake value"):
+        check_graph(module, "test", after_autograd=True)
+
+
+def test_refresh_recomputes_what_an_edit_made_stale() -> None:
+    module = parse_graph(
+        "def graph(x: f32[4, 2]):\n    t = aten.t.default(x)\n    sin = aten.sin.default(t)\n    return (sin,)\n"
+    )
+    snapshot = take(module.graph)
+    t, sin = (node for node in module.graph.nodes if node.op == "call_function")
+    t.target = aten.clone.default
+    assert refresh(module, snapshot) == 2
+    assert sin.meta["val"].shape == (4, 2)
+    assert refresh(module, take(module.graph)) == 0
+
+
+@pytest.mark.parametrize("strides", [(1, 4), (2, 1), (7, 1)])
+def test_output_strides_are_put_back(strides: tuple[int, int]) -> None:
+    module = parse_graph(
+        f"def graph(x: f32[4, 2].stride({strides[0]}, {strides[1]})):\n    sin = aten.add.Tensor(x, 1)\n    return (sin,)\n"
+    )
+    note_output_strides(module.graph, "inference")
+    sin = module.graph.find_nodes(op="call_function", target=aten.add.Tensor)[0]
+    wanted = sin.meta["val"].stride()
+    snapshot = take(module.graph)
+    with module.graph.inserting_after(sin):
+        flipped = module.graph.call_function(aten.permute.default, (sin, [1, 0]))
+    with module.graph.inserting_after(flipped):
+        dense = module.graph.call_function(aten.clone.default, (flipped,), {"memory_format": torch.contiguous_format})
+    with module.graph.inserting_after(dense):
+        back = module.graph.call_function(aten.permute.default, (dense, [1, 0]))
+    module.graph.output_node().args = ((back,),)
+    refresh(module, snapshot)
+    changed = back.meta["val"].stride() != wanted
+    assert restore_output_strides(module.graph) == int(changed)
+    check_graph(module, "test", after_autograd=True)
+    module.recompile()
+    x = torch.empty_strided((4, 2), strides).normal_()
+    (result,) = module(x)
+    assert result.stride() == wanted
+    assert torch.equal(result, x + 1)
+
+
+def test_facts_of_a_graph() -> None:
+    module = parse_graph(
+        "def graph(x: f32[4, 2], y: f32[4, 2]):\n    t = aten.t.default(x)\n    copy_ = aten.copy_.default(y, x)\n    return (t, 3)\n"
+    )
+    assert mutated_inputs(module.graph) == (1,)
+    assert device_types(module.graph) == ("cpu",)
+    assert output_strides(module.graph) == (("1", "2"), None)
+
+
+def test_decompositions_by_name() -> None:
+    assert aten.gelu.default in decomposition_table(("aten.gelu.default",))
+    with pytest.raises(RuntimeError, match="there is no op 'aten.nothing.default'"):
+        decomposition_table(("aten.nothing.default",))
+    with pytest.raises(RuntimeError, match="no decomposition of aten.mm.default"):
+        decomposition_table(("aten.mm.default",))

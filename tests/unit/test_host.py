@@ -1,0 +1,169 @@
+"""Host programs: text both ways, frees, generated names, and what a program does with its list of arguments."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import traceback
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ferrite.artifact.compiled import CompiledGraph, Facts
+from ferrite.errors import Malformed, Unsupported
+from ferrite.host.nodes import Call, Constant, Free, HostProgram, Input, Return
+from ferrite.host.plan import plan
+from ferrite.host.python import emit
+from ferrite.host.text import parse_program, show_program
+from ferrite.syntax import Named, Ref, refs
+
+FACTS = Facts(0, "inference", (), (), ("cpu",), {}, 0.0)
+TARGETS = ["aten.add.Tensor", "operator.getitem", "higher_order.cond", "torch.sym_max", "my_ops.thing.default"]
+TYPES = ["f32[2, s0]", "f32[3, 4].stride(1, 3)", "i64", "Sym(2*s0 + 1)", "None", "Generator"]
+
+
+@st.composite
+def programs(draw: Any) -> HostProgram:
+    """Straight-line programs over earlier values, with constants and functions."""
+    inputs = tuple(
+        Input(f"x{index}", draw(st.sampled_from(TYPES)), draw(st.booleans()), draw(st.booleans()))
+        for index in range(draw(st.integers(0, 3)))
+    )
+    constants = tuple(Constant(f"c{index}", draw(st.sampled_from(TYPES))) for index in range(draw(st.integers(0, 2))))
+    names = [entry.name for entry in inputs] + [constant.name for constant in constants]
+    calls = []
+    for index in range(draw(st.integers(0, 6))):
+        pool = [Ref(name) for name in names] + [Named("torch.float32"), 1, -2.5, None, "text # not a remark", [1, 2]]
+        args = tuple(draw(st.lists(st.sampled_from(pool), max_size=3)))
+        kwargs = draw(st.dictionaries(st.sampled_from(["dim", "dtype"]), st.sampled_from(pool), max_size=2))
+        source = draw(st.sampled_from(["", "model.py:41", "übung.py:7"]))
+        calls.append(Call(f"v{index}", draw(st.sampled_from(TARGETS)), args, kwargs, source))
+        names.append(f"v{index}")
+    result = tuple(Ref(name) for name in draw(st.lists(st.sampled_from(names), max_size=3))) if names else ()
+    function = plan("body", (Input("a", "f32"),), [Call("b", "aten.sin.default", (Ref("a"),), {})], Ref("b"))
+    functions = (function,) if draw(st.booleans()) else ()
+    return plan("program", inputs, calls, result, functions, constants)
+
+
+@given(programs())
+def test_text_reads_back(program: HostProgram) -> None:
+    text = show_program(program)
+    again = parse_program(text)
+    assert again == program
+    assert show_program(again) == text
+
+
+@given(programs())
+def test_values_are_freed_once_after_their_last_reader(program: HostProgram) -> None:
+    returned = set(refs(program.steps[-1].value))  # type: ignore[union-attr]
+    constants = {constant.name for constant in program.constants}
+    alive = {entry.name for entry in program.inputs}
+    for position, step in enumerate(program.steps):
+        match step:
+            case Call():
+                assert set(refs((step.args, step.kwargs))) <= alive | constants
+                alive.add(step.result)
+            case Free(names=names):
+                assert set(names) <= alive
+                alive -= set(names)
+                before = program.steps[position - 1] if position else None
+                if isinstance(before, Call):  # each name was just read or just made
+                    assert set(names) <= {before.result, *refs((before.args, before.kwargs))}
+            case Return():
+                assert position == len(program.steps) - 1
+    assert alive == returned - constants
+
+
+def sine_program(*calls: Call, result: Any = (Ref("y"),)) -> HostProgram:
+    calls = calls or (Call("y", "aten.sin.default", (Ref("x"),), {}, "model.py:3"),)
+    return plan("program", (Input("x", "f32[3]"),), calls, result)
+
+
+def test_arguments_are_taken_out_of_the_list() -> None:
+    args = [torch.ones(3)]
+    (result,) = CompiledGraph(sine_program(), {}, FACTS)(args)
+    assert args == []
+    assert torch.equal(result, torch.ones(3).sin())
+
+
+def test_input_dies_inside_the_call_when_the_list_is_its_only_owner() -> None:
+    seen: list[bool] = []
+    tensor = torch.ones(3)
+    watch = weakref.ref(tensor)
+
+    def probe(value: Any) -> Any:
+        gc.collect()
+        seen.append(watch() is None)
+        return value
+
+    call = Call("z", "ferrite.host.calls.call", (Ref("probe"), Ref("y")), {})
+    program = plan(
+        "program",
+        (Input("x", "f32[3]"),),
+        [Call("y", "aten.sin.default", (Ref("x"),), {}), call],
+        (Ref("z"),),
+        (),
+        (Constant("probe", "function"),),
+    )
+    args = [tensor]
+    del tensor
+    CompiledGraph(program, {"probe": probe}, FACTS)(args)
+    assert seen == [True]
+
+
+def test_errors_show_the_generated_line() -> None:
+    compiled = CompiledGraph(
+        sine_program(Call("y", "aten.mm.default", (Ref("x"), Ref("x")), {}, "model.py:3")), {}, FACTS
+    )
+    with pytest.raises(RuntimeError) as caught:
+        compiled([torch.ones(3)])
+    text = "".join(traceback.format_exception(caught.value))
+    assert "y = aten_mm_default(x, x)  # model.py:3" in text
+
+
+def test_operator_names_do_not_clash_with_values() -> None:
+    first = Call("aten_sin_default", "aten.sin.default", (Ref("x"),), {})
+    second = Call("y", "aten.sin.default", (Ref("aten_sin_default"),), {})
+    code = emit(sine_program(first, second))
+    assert code.globals == {"aten_sin_default_": "aten.sin.default"}
+    (result,) = CompiledGraph(sine_program(first, second), {}, FACTS)([torch.ones(3)])
+    assert torch.equal(result, torch.ones(3).sin().sin())
+
+
+def test_names_that_are_no_identifiers_are_refused() -> None:
+    hostile = Call("y; import os", "aten.sin.default", (Ref("x"),), {})
+    with pytest.raises(Malformed, match="no identifier"):
+        CompiledGraph(sine_program(hostile), {}, FACTS)
+
+
+def test_pickled_graph_gives_the_same_bits() -> None:
+    constant = torch.randn(3)
+    add = Call("y", "aten.add.Tensor", (Ref("x"), Ref("c")), {})
+    program = plan("program", (Input("x", "f32[3]"),), [add], (Ref("y"),), (), (Constant("c", "f32[3]"),))
+    compiled = CompiledGraph(program, {"c": constant}, FACTS)
+    x = torch.randn(3)
+    expected = compiled([x])
+    again = pickle.loads(pickle.dumps(compiled))
+    assert again.run is None
+    assert again.program == program
+    assert again.facts == FACTS
+    assert again.key == compiled.key
+    assert torch.equal(again([x])[0], expected[0])
+    assert compiled.run is not None, "pickling must not disturb the live object"
+
+
+def test_live_objects_cannot_leave_the_process() -> None:
+    compiled = CompiledGraph(sine_program(), {"probe": print}, FACTS)
+    with pytest.raises(Unsupported, match="probe cannot leave the process"):
+        compiled.to_bytes()
+
+
+def test_profiler_sees_a_scope_with_the_key() -> None:
+    compiled = CompiledGraph(sine_program(), {}, FACTS)
+    with torch.profiler.profile() as profile:
+        compiled([torch.ones(3)])
+    assert any(f"ferrite program {compiled.key[:12]}" in event.name for event in profile.events())
