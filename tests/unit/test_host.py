@@ -78,9 +78,9 @@ def test_values_are_freed_once_after_their_last_reader(program: HostProgram) -> 
     assert alive == returned - constants
 
 
-def sine_program(*calls: Call, result: Any = (Ref("y"),)) -> HostProgram:
+def sine_program(*calls: Call) -> HostProgram:
     calls = calls or (Call("y", "aten.sin.default", (Ref("x"),), {}, "model.py:3"),)
-    return plan("program", (Input("x", "f32[3]"),), calls, result)
+    return plan("program", (Input("x", "f32[3]"),), calls, (Ref("y"),))
 
 
 def test_arguments_are_taken_out_of_the_list() -> None:

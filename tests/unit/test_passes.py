@@ -119,7 +119,7 @@ def test_broken_graph_is_caught_and_names_the_pass() -> None:
     with pytest.raises(Malformed, match=r"cos reads sin, which is not defined before it") as caught:
         run([break_order], strict=True)
     assert caught.value.where == "stage.break_order"
-    text, record = run([break_order, cos_to_tanh])
+    text, _ = run([break_order, cos_to_tanh])
     assert targets(text) == ["sin", "tanh"]
 
 
