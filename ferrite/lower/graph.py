@@ -6,6 +6,7 @@ program, each once; tensors and other objects that the graph module owns become 
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -128,7 +129,7 @@ def _lower_attribute(module: GraphModule, path: str, shared: _Shared) -> str:
 
 def _lower_call(node: Node, value: Any, shared: _Shared) -> Call:
     target = name_of(node.target)
-    if row_of(node.target) is None:
+    if row_of(node.target) is None and node.target is not operator.getitem:
         shared.fallbacks[target or node.name] += 1
     if target is None:
         # A function that only this process knows: keep it as an object and call it through operator.call's shape.
