@@ -11,7 +11,8 @@ from collections.abc import Callable
 from torch.fx import Graph
 
 from ferrite.graph.post_grad.emit_deferred_asserts import emit_deferred_asserts
+from ferrite.graph.post_grad.keep_saved_inputs import keep_saved_inputs
 from ferrite.graph.post_grad.view_to_reshape import view_to_reshape
 
-PREPARE: tuple[Callable[[Graph], int], ...] = (view_to_reshape, emit_deferred_asserts)
+PREPARE: tuple[Callable[[Graph], int], ...] = (view_to_reshape, keep_saved_inputs, emit_deferred_asserts)
 POST_GRAD: tuple[Callable[[Graph], int], ...] = ()

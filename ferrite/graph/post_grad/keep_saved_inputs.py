@@ -1,0 +1,62 @@
+"""What the backward needs of an input that the call overwrites is kept as a copy.
+
+    return (new_x, y, x)            with new_x written over x after the call, and x saved for the backward
+    ->  clone = aten.clone(x); return (new_x, y, clone)
+
+Eager's in-place ops save their operand before they write to it, so `x.acos_()` has a gradient. AOTAutograd saves the input
+itself and lets the caller overwrite it: the backward would then refuse to run.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._functorch._aot_autograd.descriptors import (
+    InputMutationAOTOutput,
+    SavedForBackwardsAOTOutput,
+    SavedForBackwardsNoVcCheckAOTOutput,
+)
+from torch.fx import Graph, Node
+
+from ferrite.graph.query import output_node
+
+aten = torch.ops.aten
+
+_SAVED = (SavedForBackwardsAOTOutput, SavedForBackwardsNoVcCheckAOTOutput)
+
+
+def keep_saved_inputs(graph: Graph) -> int:
+    output = output_node(graph)
+    roles = output.meta.get("desc")
+    if not roles or not any(isinstance(role, InputMutationAOTOutput) for role in roles):
+        return 0
+    overwritten = {role.mutated_input for role in roles if isinstance(role, InputMutationAOTOutput)}
+    inputs = {node for node in graph.find_nodes(op="placeholder") if node.meta.get("desc") in overwritten}
+    values = list(output.args[0])  # type: ignore[arg-type]
+    kept = 0
+    for position, (value, role) in enumerate(zip(values, roles, strict=True)):
+        if isinstance(role, _SAVED) and _memory_of(value) in inputs:
+            with graph.inserting_before(output):
+                values[position] = _clone(graph, value)
+            kept += 1
+    if kept:
+        output.args = (tuple(values),)
+    return kept
+
+
+def _memory_of(value: Any) -> Node | None:
+    """The node whose memory a value shares, followed through views."""
+    while isinstance(value, Node) and value.op == "call_function":
+        schema = getattr(value.target, "_schema", None)
+        is_view = schema is not None and any(result.alias_info is not None for result in schema.returns)
+        if not is_view and value.target is not aten.reshape.default:
+            return value
+        value = value.args[0]
+    return value if isinstance(value, Node) else None
+
+
+def _clone(graph: Graph, value: Node) -> Node:
+    clone = graph.call_function(aten.clone.default, (value,))
+    clone.meta = {key: value.meta[key] for key in ("val", "stack_trace") if key in value.meta}
+    return clone
