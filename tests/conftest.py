@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 import torch
 import torch._dynamo
@@ -13,6 +15,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(1)  # test processes run side by side
+    # pytest's log capture would otherwise receive, and so pay for, every structured trace of every compile.
+    logging.getLogger("torch.__trace").propagate = False
 
 
 @pytest.fixture(autouse=True)
