@@ -33,7 +33,7 @@ def keep_saved_inputs(graph: Graph) -> int:
         return 0
     overwritten = {role.mutated_input for role in roles if isinstance(role, InputMutationAOTOutput)}
     inputs = {node for node in graph.find_nodes(op="placeholder") if node.meta.get("desc") in overwritten}
-    values = list(output.args[0])  # type: ignore[arg-type]
+    values = list(output.args[0])
     kept = 0
     for position, (value, role) in enumerate(zip(values, roles, strict=True)):
         if isinstance(role, _SAVED) and _memory_of(value) in inputs:
