@@ -713,7 +713,7 @@ def _common_factors(rest: Index, divisor: Index) -> list[tuple[int, Monomial]]:
         step, factors = divisor.terms[0]
     else:
         step, factors = math.gcd(divisor.constant, *(c for c, _ in divisor.terms)), ()
-    found: dict[tuple[int, Monomial], None] = {}
+    found: dict[tuple[int, Monomial], None] = {} if rest.terms else {(step, ()): None}
     for coefficient, monomial in rest.terms:
         shared, left = [], list(monomial)
         for atom in factors:
@@ -778,13 +778,25 @@ def greatest(value: Index) -> Bound:
 
 
 def known_nonnegative(value: IndexLike) -> bool:
-    low = least(index(value))
+    value = index(value)
+    if value.terms and not hasattr(value, "_low"):
+        # The interval of each term is often enough, and cheap.
+        low = _interval_extreme(value, -1)
+        if low is not None and low >= 0:
+            return True
+    low = least(value)
     return low is not None and low >= 0
 
 
 def known_within(value: IndexLike, low: IndexLike, end: IndexLike) -> bool:
     """low <= value < end, proven."""
-    return known_nonnegative(subtract(value, low)) and known_nonnegative(subtract(end, value) - 1)
+    value, low, end = index(value), index(low), index(end)
+    if not known_nonnegative(value - low):
+        return False
+    if end.terms:
+        return known_nonnegative(end - value - 1)
+    high = greatest(value)
+    return high is not None and high < end.constant
 
 
 def known_equal(left: IndexLike, right: IndexLike) -> bool:
@@ -875,30 +887,26 @@ def _combine(left: Bound, right: Bound, side: int, both_hold: bool) -> Bound:
 
 def _move_one(value: Index, side: int) -> Index | None:
     """The value with one atom at the end of its range that makes it most extreme."""
-    direct = sorted({atom for _, monomial in value.terms for atom in monomial}, key=_atom_key)
-    inside = sorted(free_atoms(value).difference(direct), key=_atom_key)
-    axes: list[Atom] = [atom for atom in (*direct, *inside) if isinstance(atom, Axis)]
-    others: list[Atom] = [atom for atom in direct if isinstance(atom, (Mod, Data))]
-    sizes: list[Atom] = [atom for atom in (*direct, *inside) if isinstance(atom, Size)]
-    for atom in axes:
-        end = _end(atom, _slope(value, atom), side)
+    for atom, everywhere in _movable(value):
+        slope = _slope(value, atom) if everywhere else _slope_direct(value, atom)
+        end = _end(atom, slope, side)
         if end is not None:
-            return substitute(value, {atom: end})
-    for atom in others:
-        end = _end(atom, _slope_direct(value, atom), side)
-        if end is not None:
-            return _replace_direct(value, atom, end)
-    for atom in sizes:
-        end = _end(atom, _slope(value, atom), side)
-        if end is not None:
-            return substitute(value, {atom: end})
-    # The factor and what is inside other atoms may be taken apart: as if they were two axes of one range.
-    for atom in direct:
-        if isinstance(atom, Axis):
-            end = _end(atom, _slope_direct(value, atom), side)
-            if end is not None:
-                return _replace_direct(value, atom, end)
+            return substitute(value, {atom: end}) if everywhere else _replace_direct(value, atom, end)
     return None
+
+
+def _movable(value: Index) -> Iterator[tuple[Atom, bool]]:
+    """Atoms to move, in order, and whether everywhere or only where they are factors of a term.
+
+    Axes come before sizes, because their extents may cancel sizes. An axis as a factor and the same axis inside another
+    atom may be taken apart in the end, as if they were two axes of one range.
+    """
+    free = sorted(free_atoms(value), key=_atom_key)
+    direct = sorted({atom for _, monomial in value.terms for atom in monomial}, key=_atom_key)
+    yield from ((atom, True) for atom in free if isinstance(atom, Axis))
+    yield from ((atom, False) for atom in direct if isinstance(atom, (Mod, Data)))
+    yield from ((atom, True) for atom in free if isinstance(atom, Size))
+    yield from ((atom, False) for atom in direct if isinstance(atom, Axis))
 
 
 def _end(atom: Atom, slope: int | None, side: int) -> Index | None:
@@ -1111,15 +1119,24 @@ _NOTHING: frozenset[Atom] = frozenset()
 def free_atoms(node: Node) -> frozenset[Atom]:
     """Every axis, size and data atom that a node of any kind depends on: extents of axes not counted, what is inside
     data counted, axes that are bound inside left out."""
+    try:
+        return node._free
+    except AttributeError:
+        if isinstance(node, Index):
+            _keep(node, "_free", _union([free_atoms(atom) for _, monomial in node.terms for atom in monomial]))
+            return node._free
     free: frozenset[Atom] = _answer(node, "_free", _free_of)
     return free
+
+
+def _union(found: list[frozenset[Atom]]) -> frozenset[Atom]:
+    return found[0] if len(found) == 1 else _NOTHING.union(*found)
 
 
 def _free_of(node: Node) -> frozenset[Atom]:
     if isinstance(node, (Axis, Size)):
         return frozenset((node,))
-    found = [inner._free for inner in inner_nodes(node) if inner._free]
-    free = found[0] if len(found) == 1 else _NOTHING.union(*found) if found else _NOTHING
+    free = _union([inner._free for inner in inner_nodes(node) if inner._free])
     if isinstance(node, Data):
         return free | {node}
     bound = getattr(node, "axes", None) or getattr(node, "axis", None)

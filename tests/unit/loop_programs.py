@@ -1,0 +1,407 @@
+"""Random loop programs for property tests: well typed, in bounds, with no two points that fight over one element.
+
+`programs()` gives programs that `check_program` accepts and that run on any input data without raising: integers are
+divided by constants and sizes only, checked indices are brought into range first, assertions hold. Integer inputs that
+serve as indices may hold anything. `size_values(program)` gives numbers for its run-time sizes; loops stay small for
+all of them.
+
+A program is built the way a lowering would: each nest reads what is there and writes something new, or updates what it
+may.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from hypothesis import strategies as st
+
+from ferrite.loops import index as indices
+from ferrite.loops.check import REDUCTION_KINDS, SCAN_KINDS
+from ferrite.loops.dtypes import DTYPES, DType, b8, f32, i32, i64
+from ferrite.loops.index import ZERO, Axis, Index, Size
+from ferrite.loops.nodes import (
+    Accumulate,
+    Apply,
+    Assert,
+    Bits,
+    Buffer,
+    Cast,
+    Checked,
+    Const,
+    Expr,
+    Guarded,
+    Load,
+    Nest,
+    Parameter,
+    Position,
+    Program,
+    Random,
+    Reduce,
+    Scan,
+    Select,
+    Statement,
+    Store,
+)
+from ferrite.loops.operations import ACCUMULATIONS, OPERATIONS, REDUCTIONS, SCANS
+from ferrite.loops.shapes import contiguous_strides
+
+ALL_DTYPES = tuple(DTYPES.values())
+DIVISIONS = ("floordiv", "truncdiv", "floormod", "truncmod")
+MESSAGE = "index {index} is out of bounds for dimension 0 with size {size}"
+
+T = TypeVar("T")
+
+
+def programs(
+    dtypes: Sequence[DType] = ALL_DTYPES, symbolic: bool = True, max_nests: int = 4, special: bool = True
+) -> st.SearchStrategy[Program]:
+    """Programs over these dtypes (i64 and b8 occur anyway). `special`: constants may be NaN, infinite and huge."""
+    return st.composite(lambda draw: _Builder(draw, tuple(dtypes), symbolic, special).program(max_nests))()
+
+
+def size_values(program: Program) -> st.SearchStrategy[dict[str, int]]:
+    """A number for each run-time size."""
+    return st.fixed_dictionaries({size.name: st.integers(size.low, size.high) for size in program.sizes})
+
+
+def expressions(
+    dtypes: Sequence[DType] = ALL_DTYPES,
+) -> st.SearchStrategy[tuple[Expr, tuple[Buffer, ...], tuple[Axis, ...]]]:
+    """An expression, with the buffers and axes that it may name."""
+
+    def build(draw: Callable[[st.SearchStrategy[T]], T]) -> tuple[Expr, tuple[Buffer, ...], tuple[Axis, ...]]:
+        builder = _Builder(draw, tuple(dtypes), False, True)
+        builder.declare_inputs()
+        axes = builder.axes()
+        expr = builder.expr(builder.pick(builder.dtypes), axes, 4)
+        return expr, tuple(builder.readable), axes
+
+    return st.composite(build)()
+
+
+@dataclass
+class _Builder:
+    """Draws one program, and keeps what it has declared so far."""
+
+    draw: Callable[..., object]
+    dtypes: tuple[DType, ...]
+    symbolic: bool
+    special: bool
+    sizes: list[Size] = field(default_factory=list)
+    parameters: list[Parameter] = field(default_factory=list)
+    locals: list[Buffer] = field(default_factory=list)
+    readable: list[Buffer] = field(default_factory=list)
+    count: int = 0
+
+    def pick(self, choices: Sequence[T]) -> T:
+        return choices[self.number(0, len(choices) - 1)]
+
+    def number(self, low: int, high: int) -> int:
+        found = self.draw(st.integers(low, high))
+        assert isinstance(found, int)
+        return found
+
+    def chance(self, percent: int) -> bool:
+        return self.number(1, 100) > 100 - percent
+
+    def name(self, prefix: str) -> str:
+        self.count += 1
+        return f"{prefix}{self.count}"
+
+    # ---- the frame
+
+    def program(self, max_nests: int) -> Program:
+        self.declare_inputs()
+        nests = [self.nest() for _ in range(self.number(1, max_nests))]
+        return Program("program", tuple(self.sizes), tuple(self.parameters), tuple(self.locals), tuple(nests))
+
+    def declare_inputs(self) -> None:
+        if self.symbolic:
+            for count in range(self.number(0, 2)):
+                low = self.number(1, 3)
+                self.sizes.append(Size(f"s{count}", low, low + self.number(0, 3)))
+        self.parameters.append(Parameter(Buffer("seed", i64, (), ()), "in"))
+        for count in range(self.number(1, 3)):
+            buffer = self.strided(f"x{count}", self.pick(self.dtypes), self.extents(self.number(0, 3)))
+            self.parameters.append(Parameter(buffer, self.pick(("in", "in", "inout"))))
+        self.readable = [parameter.buffer for parameter in self.parameters]
+
+    def extents(self, rank: int, empty: bool = False) -> tuple[Index, ...]:
+        known = [indices.of_atom(size) for size in self.sizes]
+        pool = [
+            *map(indices.constant, (1, 2, 3, 4)),
+            *known,
+            *(size + 1 for size in known),
+            *(2 * size for size in known[:1]),
+        ]
+        return tuple(ZERO if empty and self.chance(3) else self.pick(pool) for _ in range(rank))
+
+    def strided(self, name: str, dtype: DType, sizes: tuple[Index, ...]) -> Buffer:
+        """Row-major, or transposed, or with gaps between the rows."""
+        form = self.number(0, 3)
+        if form == 1 and len(sizes) > 1:
+            return Buffer(name, dtype, sizes, contiguous_strides(sizes[::-1])[::-1])
+        if form == 2 and sizes:
+            return Buffer(name, dtype, sizes, contiguous_strides((*sizes[:-1], sizes[-1] + 1)))
+        return Buffer(name, dtype, sizes, contiguous_strides(sizes))
+
+    def axes(self, empty: bool = False) -> tuple[Axis, ...]:
+        extents = self.extents(self.pick((0, 1, 1, 2, 2, 3)), empty)
+        return tuple(Axis(self.name("j"), extent) for extent in extents)
+
+    # ---- statements
+
+    def nest(self) -> Nest:
+        axes = self.axes(empty=True)
+        body: list[Statement] = []
+        fresh: list[Buffer] = []
+        for _ in range(self.pick((1, 1, 2, 3))):
+            kind = self.number(0, 9)
+            if kind == 0:
+                body.append(self.scan(axes))
+            elif kind == 1:
+                body.append(self.check(axes))
+            elif kind in (2, 3) and (update := self.update(axes)) is not None:
+                body.append(update)
+            else:
+                buffer, index = self.target(axes, self.pick(self.dtypes))
+                points = [Load(known, known_index) for known, known_index in self.same_points(fresh, axes)]
+                body.append(Store(buffer, index, self.expr(buffer.dtype, axes, 3, points)))
+                fresh.append(buffer)
+        # What a nest writes is whole only after it: until then only the same point may be read.
+        self.readable += [target for statement in body for target in _new_targets(statement, self.readable)]
+        return Nest(axes, tuple(body))
+
+    def target(self, axes: tuple[Axis, ...], dtype: DType) -> tuple[Buffer, tuple[Index, ...]]:
+        """A new buffer that the nest fills, in some order of its axes."""
+        order = list(axes)
+        if self.chance(30):
+            order.reverse()
+        sizes = tuple(axis.extent for axis in order)
+        if self.chance(50):
+            buffer = self.strided(self.name("t"), dtype, sizes)
+            self.locals.append(buffer)
+        else:
+            buffer = self.strided(self.name("y"), dtype, sizes)
+            self.parameters.append(Parameter(buffer, "out"))
+        return buffer, tuple(indices.of_atom(axis) for axis in order)
+
+    def same_points(self, fresh: list[Buffer], axes: tuple[Axis, ...]) -> list[tuple[Buffer, tuple[Index, ...]]]:
+        """Where this nest's earlier statements wrote at this point."""
+        straight = tuple(indices.of_atom(axis) for axis in axes)
+        sizes = tuple(axis.extent for axis in axes)
+        # Equal extents could stand for either axis: only an order that is sure counts.
+        sure = len(set(sizes)) == len(sizes)
+        found = []
+        for buffer in fresh:
+            if buffer.sizes == sizes and sure:
+                found.append((buffer, straight))
+            elif buffer.sizes == sizes[::-1] and sure:
+                found.append((buffer, straight[::-1]))
+        return found
+
+    def scan(self, axes: tuple[Axis, ...]) -> Scan:
+        operation = self.pick(list(SCANS))
+        dtype = self.of_kinds(SCAN_KINDS[operation])
+        axis = Axis(self.name("k"), self.extents(1)[0])
+        results = SCANS[operation].results
+        used = self.number(0, len(results) - 1)
+        targets: list[tuple[Buffer, tuple[Index, ...]] | None] = []
+        for position, (_, rule) in enumerate(results):
+            keep = position == used or self.chance(50)
+            targets.append(self.target((*axes, axis), dtype if rule == "same" else i64) if keep else None)
+        return Scan(operation, axis, tuple(targets), self.expr(dtype, (*axes, axis), 2))
+
+    def check(self, axes: tuple[Axis, ...]) -> Assert:
+        """A truth about some axis, or about nothing."""
+        place = indices.of_atom(self.pick(axes)) if axes else ZERO
+        condition = Apply("ge", (Position(place), Const(0, i64)))
+        return Assert(condition, "RuntimeError", 'an axis is below 0: it\'s "impossible"')
+
+    def update(self, axes: tuple[Axis, ...]) -> Statement | None:
+        """Combine something into memory, at a place that may come from data; None if there is nothing to update."""
+        roles = {parameter.buffer: parameter.role for parameter in self.parameters}
+        operation = self.pick(ACCUMULATIONS)
+        kinds = OPERATIONS[operation].kinds
+        able = [b for b in self.readable if roles.get(b) != "in" and b.dtype.kind in kinds and ZERO not in b.sizes]
+        if not able:
+            return None
+        buffer = self.pick(able)
+        # A value that reads what it updates would depend on the order of points in ways that are hard to state.
+        others = [known for known in self.readable if known is not buffer]
+        kept, self.readable = self.readable, others
+        index, value = self.place(buffer, axes, 1), self.expr(buffer.dtype, axes, 2)
+        self.readable = kept
+        return Accumulate(operation, buffer, index, value)
+
+    # ---- expressions
+
+    def of_kinds(self, kinds: Sequence[str]) -> DType:
+        return self.pick([dtype for dtype in (*self.dtypes, f32, i64, b8) if dtype.kind in kinds])
+
+    def expr(self, dtype: DType, axes: tuple[Axis, ...], depth: int, points: Sequence[Expr] = ()) -> Expr:
+        if depth == 0 or self.chance(10):
+            return self.leaf(dtype, axes, points)
+        kind = self.number(0, 11)
+        match kind:
+            case 0:
+                condition = self.expr(b8, axes, depth - 1, points)
+                return Select(condition, *(self.expr(dtype, axes, depth - 1, points) for _ in range(2)))
+            case 1:
+                return self.guarded(dtype, axes, depth, points)
+            case 2 | 3:
+                return self.reduce(dtype, axes, depth)
+            case 4:
+                return Cast(dtype, self.expr(self.pick(self.dtypes), axes, depth - 1, points))
+            case 5 if not dtype.is_bool:
+                alike = [other for other in ALL_DTYPES if other.bits == dtype.bits]
+                return Bits(dtype, self.expr(self.pick(alike), axes, depth - 1, points))
+            case 6 if dtype in (f32, i32):
+                seed = Load(self.parameters[0].buffer, ())
+                draw = "bits" if dtype is i32 else self.pick(("uniform", "normal"))
+                return Random(draw, seed, self.number(0, 3), self.any_index(axes), dtype)
+        return self.apply(dtype, axes, depth, points)
+
+    def leaf(self, dtype: DType, axes: tuple[Axis, ...], points: Sequence[Expr]) -> Expr:
+        kind = self.number(0, 9)
+        if kind == 0:
+            return Const(self.constant(dtype), dtype)
+        if kind == 1:
+            return _cast(dtype, Position(self.any_index(axes)))
+        if points and kind < 5:
+            return _cast(dtype, self.pick(points))
+        return self.load(dtype, axes)
+
+    def constant(self, dtype: DType) -> bool | int | float:
+        if dtype.is_bool:
+            return self.chance(50)
+        if dtype.is_int:
+            low = -(2 ** (dtype.bits - 1)) if dtype.signed else 0
+            return self.number(low, low + 2**dtype.bits - 1) if self.special else self.number(max(low, -4), 4)
+        value = self.draw(st.floats() if self.special else st.floats(-4, 4))
+        assert isinstance(value, float)
+        return value
+
+    def load(self, dtype: DType, axes: tuple[Axis, ...], depth: int = 1) -> Expr:
+        able = [buffer for buffer in self.readable if ZERO not in buffer.sizes]
+        if not able:
+            return Const(self.constant(dtype), dtype)
+        buffer = self.pick(able)
+        return _cast(dtype, Load(buffer, self.place(buffer, axes, depth)))
+
+    def apply(self, dtype: DType, axes: tuple[Axis, ...], depth: int, points: Sequence[Expr]) -> Expr:
+        rows = [
+            row for row in OPERATIONS.values() if (dtype.is_bool if row.result == "bool" else dtype.kind in row.kinds)
+        ]
+        row = self.pick(rows)
+        taken = self.of_kinds(row.kinds) if row.result == "bool" else dtype
+        operands = [self.expr(taken, axes, depth - 1, points) for _ in range(row.arity)]
+        if row.arity > 1 and self.chance(20):
+            operands[1] = operands[0]  # shared parts
+        if row.name in DIVISIONS and taken.is_int:
+            operands[1] = Const(self.pick((1, 2, 3, 7)), taken)
+        return Apply(row.name, tuple(operands))
+
+    def guarded(self, dtype: DType, axes: tuple[Axis, ...], depth: int, points: Sequence[Expr]) -> Expr:
+        """A window that looks past the ends of a buffer, and is stopped by its condition."""
+        able = [buffer for buffer in self.readable if len(buffer.sizes) > 0 and ZERO not in buffer.sizes]
+        if not able:
+            return self.leaf(dtype, axes, points)
+        buffer = self.pick(able)
+        index = list(self.place(buffer, axes, 0))
+        spot = self.number(0, len(index) - 1)
+        index[spot] = self.any_index(axes) - self.number(0, 2)
+        after = Apply("ge", (Position(index[spot]), Const(0, i64)))
+        before = Apply("lt", (Position(index[spot]), Position(buffer.sizes[spot])))
+        value = _cast(dtype, Load(buffer, tuple(index)))
+        return Guarded(Apply("and_", (after, before)), value, self.expr(dtype, axes, depth - 1, points))
+
+    def reduce(self, dtype: DType, axes: tuple[Axis, ...], depth: int) -> Expr:
+        """A reduction that gives this dtype, over one or two axes of its own."""
+        able = [
+            (row, result)
+            for row in REDUCTIONS.values()
+            for result, rule in row.results
+            if (dtype.kind in REDUCTION_KINDS[row.name] if rule == "same" else dtype is DTYPES[rule])
+        ]
+        row, result = self.pick(able)
+        body = dtype if dict(row.results)[result] == "same" else self.of_kinds(REDUCTION_KINDS[row.name])
+        extents = self.extents(self.pick((1, 1, 2)), empty=row.empty != "is refused")
+        own = tuple(Axis(self.name("k"), extent) for extent in extents)
+        return Reduce(row.name, own, self.expr(body, (*axes, *own), depth - 1), result)
+
+    # ---- indices
+
+    def any_index(self, axes: tuple[Axis, ...]) -> Index:
+        """Arithmetic over the axes that is not meant to stay inside anything."""
+        value = indices.constant(self.number(-3, 3))
+        for axis in axes:
+            value = value + self.number(-2, 4) * indices.of_atom(axis)
+        match self.number(0, 5):
+            case 0:
+                return value // self.pick((2, 3, 4))
+            case 1:
+                return value % self.pick((2, 3, 4))
+            case 2:
+                return indices.minimum(value, indices.maximum(self.number(-2, 4), value // 2))
+        return value
+
+    def place(self, buffer: Buffer, axes: tuple[Axis, ...], depth: int) -> tuple[Index, ...]:
+        """Where to read or update a buffer: as it lies, as some view of it, or where data says."""
+        if len(buffer.sizes) > 1 and axes and self.chance(25):
+            return self.reshaped(buffer, axes)
+        return tuple(self.inside(size, axes, depth) for size in buffer.sizes)
+
+    def inside(self, size: Index, axes: tuple[Axis, ...], depth: int) -> Index:
+        """An index into a dimension of this size."""
+        fitting = [indices.of_atom(axis) for axis in axes if axis.extent is size]
+        if fitting and self.chance(60):
+            found = self.pick(fitting)
+            return size - 1 - found if self.chance(20) else found
+        kind = self.number(0, 4)
+        if kind == 0 and depth > 0:
+            return self.from_data(size, axes, depth)
+        value = self.any_index(axes)
+        if kind == 1:
+            return indices.maximum(indices.minimum(value, size - 1), 0)
+        if kind == 2 and indices.known_within(value, 0, size):
+            return value
+        return value % size
+
+    def from_data(self, size: Index, axes: tuple[Axis, ...], depth: int) -> Index:
+        """An index that is read from memory, brought into range, and perhaps checked."""
+        length = Position(size)
+        # A remainder by a size is safe: sizes are at least 1 here.
+        value: Expr = Apply("floormod", (self.load(i64, axes, depth - 1), length))
+        if self.chance(50):
+            return indices.data(value, 0, size - 1)
+        wrap = self.chance(50)
+        if wrap:
+            value = Select(Apply("gt", (value, Const(0, i64))), Apply("sub", (value, length)), value)
+        return indices.data(Checked(value, size, wrap, "IndexError", MESSAGE), 0, size - 1)
+
+    def reshaped(self, buffer: Buffer, axes: tuple[Axis, ...]) -> tuple[Index, ...]:
+        """The position in the box, row-major, as a position in the buffer: a chain of views."""
+        flat = ZERO
+        for axis in axes:
+            flat = flat * axis.extent + indices.of_atom(axis)
+        place: list[Index] = []
+        for size in reversed(buffer.sizes):
+            place.append(flat % size)
+            flat = flat // size
+        return tuple(reversed(place))
+
+
+def _cast(dtype: DType, value: Expr) -> Expr:
+    return value if value.dtype is dtype else Cast(dtype, value)
+
+
+def _new_targets(statement: Statement, known: Sequence[Buffer]) -> list[Buffer]:
+    match statement:
+        case Store(buffer=buffer):
+            return [buffer]
+        case Scan(targets=targets):
+            return [target[0] for target in targets if target is not None]
+    return []
