@@ -1,0 +1,1 @@
+"""What a compiled graph owes to its user, each promise tried against eager."""

@@ -1,0 +1,306 @@
+"""Control flow inside the graph: cond, while_loop, scan, map, associative_scan, regions, alone and nested."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from functorch.experimental.control_flow import map as map_over
+from torch import Tensor
+from torch._higher_order_ops.associative_scan import associative_scan
+from torch._higher_order_ops.scan import scan
+from torch._higher_order_ops.while_loop import while_loop
+from torch.fx import Graph
+
+import ferrite
+from ferrite import pipeline
+from ferrite.backend import FerriteError
+from tests.behaviour.compare import STRICT, compare
+
+FLOWS: dict[str, Callable[[Tensor, Tensor], Any]] = {}
+DIFFERENTIABLE: list[str] = []
+
+
+def flow(*, differentiable: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def enter(function: Callable[..., Any]) -> Callable[..., Any]:
+        FLOWS[function.__name__] = function
+        if differentiable:
+            DIFFERENTIABLE.append(function.__name__)
+        return function
+
+    return enter
+
+
+@flow(differentiable=True)
+def cond_on_data(x: Tensor, w: Tensor) -> Any:
+    return torch.cond(x.sum() > 0, lambda x: (x @ w).sin(), lambda x: x @ w - 1, (x,)) * 2
+
+
+@flow(differentiable=True)
+def cond_several_results(x: Tensor, w: Tensor) -> Any:
+    return torch.cond(x.sum() < 0, lambda x, w: (x + w, x * w), lambda x, w: (x - w, x / w), (x, w))
+
+
+@flow(differentiable=True)
+def cond_within_cond(x: Tensor, w: Tensor) -> Any:
+    def inner(x: Tensor) -> Tensor:
+        return torch.cond(x.mean() > 0.1, lambda x: x.cos(), lambda x: x.exp(), (x,)) @ w
+
+    return torch.cond(x.sum() > 0, inner, lambda x: x.sin() @ w, (x,))
+
+
+@flow(differentiable=False)
+def while_counting(x: Tensor, w: Tensor) -> Any:
+    def go_on(i: Tensor, x: Tensor) -> Tensor:
+        return i < 4
+
+    def body(i: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        return i + 1, (x @ w).sin()
+
+    return while_loop(go_on, body, (torch.tensor(0), x))
+
+
+@flow(differentiable=False)
+def while_zero_times(x: Tensor, w: Tensor) -> Any:
+    return while_loop(lambda i, x: i < 0, lambda i, x: (i + 1, x * w), (torch.tensor(0), x))
+
+
+@flow(differentiable=False)
+def while_with_cond_inside(x: Tensor, w: Tensor) -> Any:
+    def body(i: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        return i + 1, torch.cond(i % 2 == 0, lambda x: x @ w, lambda x: x.sin(), (x,))
+
+    return while_loop(lambda i, x: i < 3, body, (torch.tensor(0), x))
+
+
+@flow(differentiable=True)
+def scan_recurrence(x: Tensor, w: Tensor) -> Any:
+    def step(carry: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
+        new = (carry @ w + row).tanh()
+        return new, new * 2
+
+    return scan(step, torch.zeros(4), x)
+
+
+@flow(differentiable=True)
+def map_rows(x: Tensor, w: Tensor) -> Any:
+    return map_over(lambda row, w: (row @ w).sin(), x, w)
+
+
+@flow(differentiable=False)
+def associative_sum(x: Tensor, w: Tensor) -> Any:
+    return associative_scan(lambda a, b: a + b, x, 0, combine_mode="generic") @ w
+
+
+@torch.compiler.nested_compile_region
+def region(x: Tensor, w: Tensor) -> Tensor:
+    return (x @ w).sin() + 1
+
+
+@flow(differentiable=True)
+def region_twice(x: Tensor, w: Tensor) -> Any:
+    return region(region(x, w), w)
+
+
+@flow(differentiable=True)
+def region_within_cond(x: Tensor, w: Tensor) -> Any:
+    return torch.cond(x.sum() > 0, lambda x: region(x, w), lambda x: x * 2, (x,)) + 1
+
+
+def square() -> tuple[Tensor, Tensor]:
+    return torch.randn(4, 4), torch.randn(4, 4)
+
+
+@pytest.mark.parametrize(("dynamic", "sign"), [(False, 1), (False, -1), (True, 1)])
+@pytest.mark.parametrize("name", FLOWS)
+def test_inference(name: str, dynamic: bool, sign: int) -> None:
+    x, w = square()
+    compare(FLOWS[name], x.abs() * sign, w, dynamic=dynamic)
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("name", DIFFERENTIABLE)
+def test_training(name: str, dynamic: bool) -> None:
+    x, w = square()
+    leaves = x.abs().requires_grad_(), w.requires_grad_()
+    compare(FLOWS[name], *leaves, dynamic=dynamic, training=True, exact=False)
+
+
+@pytest.mark.parametrize("name", ["cond_on_data", "while_counting", "scan_recurrence", "map_rows", "region_twice"])
+def test_through_bytes(name: str) -> None:
+    compare(FLOWS[name], *square(), options={"compile_mode": "serialize"})
+
+
+def test_both_branches_of_one_compiled_cond() -> None:
+    function = FLOWS["cond_on_data"]
+    compiled = torch.compile(function, backend="ferrite", fullgraph=True, options=STRICT)
+    x, w = square()
+    for sign in (1, -1, 1):
+        assert torch.equal(compiled(x.abs() * sign, w), function(x.abs() * sign, w))
+
+
+class Gated(torch.nn.Module):
+    """Bodies that read parameters and buffers from outside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+        self.register_buffer("shift", torch.randn(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cond(x.sum() > 0, lambda x: self.linear(x) + self.shift, lambda x: self.linear(x).relu(), (x,))
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_bodies_read_parameters_and_buffers(sign: int, training: bool) -> None:
+    x = torch.randn(3, 4).abs() * sign
+    with torch.set_grad_enabled(training):
+        compare(Gated(), x.requires_grad_(training), training=training, exact=not training)
+
+
+def test_loop_over_parameters() -> None:
+    class Repeat(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(4, 4)
+            self.register_buffer("times", torch.tensor(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            body = lambda i, x: (i + 1, self.linear(x))
+            return while_loop(lambda i, x: i < self.times, body, (torch.tensor(0), x))[1]
+
+    with torch.no_grad():
+        compare(Repeat(), torch.randn(2, 4))
+
+
+def test_what_autograd_cannot_trace_runs_in_eager() -> None:
+    """PyTorch fails on a region used both inside a branch and outside (aot_eager too); the answer is right anyway."""
+
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        return torch.cond(x.sum() > 0, lambda x: region(x, w), lambda x: x * 2, (x,)) + region(x, w)
+
+    x, w = square()
+    found = torch.compile(function, backend="ferrite", fullgraph=True)(x, w)
+    assert torch.equal(found, function(x, w))
+    assert "repeated_subgraph0" in ferrite.last_record().failures[0]
+    torch._dynamo.reset()
+    with pytest.raises(FerriteError, match="repeated_subgraph0"):
+        torch.compile(function, backend="ferrite", fullgraph=True, options=STRICT)(x, w)
+
+
+@pytest.mark.parametrize("size", [2, 5])
+def test_symbolic_predicate(size: int) -> None:
+    def function(x: Tensor) -> Tensor:
+        return torch.cond(x.shape[0] > 3, lambda x: x.sin(), lambda x: x.cos(), (x,))
+
+    compare(function, torch.randn(size, 2), dynamic=True)
+
+
+def test_unknown_size_inside_a_branch() -> None:
+    def function(x: Tensor) -> Tensor:
+        return torch.cond(x.sum() > 0, lambda x: x[x > 0].sum(), lambda x: x.sum(), (x,))
+
+    with torch._dynamo.config.patch(capture_scalar_outputs=True, capture_dynamic_output_shape_ops=True):
+        compare(function, torch.randn(5).abs())
+
+
+def test_dropout_inside_a_branch() -> None:
+    def function(x: Tensor) -> Tensor:
+        drop = lambda x: torch.nn.functional.dropout(x, 0.5)
+        return torch.cond(x.sum() > 0, drop, lambda x: x.sin(), (x,))
+
+    compare(function, torch.randn(16).abs())
+
+
+def test_error_inside_the_taken_branch_is_eagers() -> None:
+    def function(x: Tensor, index: Tensor) -> Tensor:
+        return torch.cond(x.sum() > 0, lambda x, i: x[i], lambda x, i: x[i] * 2, (x, index))
+
+    compiled = torch.compile(function, backend="ferrite", fullgraph=True, options=STRICT)
+    x = torch.ones(3)
+    assert torch.equal(compiled(x, torch.tensor([2])), torch.ones(1))
+    with pytest.raises(IndexError):
+        compiled(x, torch.tensor([7]))
+
+
+# Passes reach every graph, once.
+
+
+@pytest.fixture
+def probes(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, list[Graph]]]:
+    """A pass in every graph stage that notes which graphs it saw."""
+    seen: dict[str, list[Graph]] = {"PRE_GRAD": [], "JOINT": [], "POST_GRAD": []}
+    for stage, graphs in seen.items():
+
+        def probe(graph: Graph, graphs: list[Graph] = graphs) -> int:
+            graphs.append(graph)
+            return 0
+
+        monkeypatch.setattr(pipeline, stage, (probe,))
+    return seen
+
+
+def nested(x: Tensor, w: Tensor) -> Any:
+    def inner(x: Tensor) -> Tensor:
+        return torch.cond(x.mean() > 0, lambda x: x.cos(), lambda x: x.exp(), (x,))
+
+    return torch.cond(x.sum() > 0, inner, lambda x: x.sin(), (x,)) @ w
+
+
+# Of `nested`: the main graph, two branches of the outer cond, two of the inner one.
+GRAPHS = 5
+
+
+def test_a_pass_sees_every_graph_once_in_inference(probes: dict[str, list[Graph]]) -> None:
+    torch.compile(nested, backend="ferrite", fullgraph=True, options=STRICT)(*square())
+    for stage, graphs in probes.items():
+        assert len(graphs) == GRAPHS, stage
+        assert len({id(graph) for graph in graphs}) == GRAPHS, stage
+
+
+def test_a_pass_sees_children_before_parents(probes: dict[str, list[Graph]]) -> None:
+    torch.compile(nested, backend="ferrite", fullgraph=True, options=STRICT)(*square())
+    for stage, graphs in probes.items():
+        conditionals = [
+            sum("cond" in str(node.target) for node in graph.nodes if node.op != "get_attr") for graph in graphs
+        ]
+        assert conditionals[-1] == 1, stage  # the main graph is last
+        assert conditionals.index(1) >= 2, stage  # the bodies of the inner cond come before the branch that holds it
+
+
+def test_a_pass_sees_every_graph_once_in_training(probes: dict[str, list[Graph]]) -> None:
+    x, w = (leaf.requires_grad_() for leaf in square())
+    torch.compile(nested, backend="ferrite", fullgraph=True, options=STRICT)(x, w).sum().backward()
+    for stage, graphs in probes.items():
+        assert max(Counter(id(graph) for graph in graphs).values()) == 1, stage
+    record = ferrite.last_record()
+    assert record is not None
+    for phase in ("forward", "backward"):
+        names = [run.graph for run in record.phase(phase).passes if run.name == "probe"]
+        assert "main" in names
+        assert len(names) == len(set(names)) > 2
+
+
+def test_a_region_used_twice_is_one_graph_and_one_function(probes: dict[str, list[Graph]]) -> None:
+    torch.compile(FLOWS["region_twice"], backend="ferrite", fullgraph=True, options=STRICT)(*square())
+    assert len(probes["POST_GRAD"]) == 2
+
+
+def test_all_stages_off_still_compiles() -> None:
+    compare(nested, *square(), options={"disable": pipeline.STAGES})
+
+
+@pytest.mark.parametrize("body", ["true", "false"])
+def test_result_of_a_branch_that_is_its_input(body: str) -> None:
+    """PyTorch refuses a branch that returns its operand, whatever the backend; so does eager under compile."""
+    branches = {body: lambda x: x, "true" if body == "false" else "false": lambda x: x + 1}
+
+    def function(x: Tensor) -> Tensor:
+        return torch.cond(x.sum() > 0, branches["true"], branches["false"], (x,))
+
+    with pytest.raises(RuntimeError):
+        torch.compile(function, backend="ferrite", fullgraph=True)(torch.ones(3))

@@ -1,0 +1,228 @@
+"""Calling the backend itself, on graphs that Dynamo did not make."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.fx import Graph, GraphModule, symbolic_trace
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import ferrite.backend
+from tests.behaviour.compare import STRICT, assert_same
+
+
+def run(graph: Any, *inputs: Any, expected: Any) -> None:
+    function = ferrite.backend.compile(graph, list(inputs), options=STRICT)
+    for _ in range(2):
+        assert_same(function(*inputs), expected, "result")
+    record = ferrite.last_record()
+    assert record is not None
+    assert record.failures == []
+
+
+def leaves() -> tuple[Tensor, Tensor]:
+    return torch.randn(3, 3), torch.randn(3, 3)
+
+
+class Model(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(3, 3)
+        self.register_buffer("shift", torch.randn(3))
+
+    def forward(self, x: Tensor) -> Any:
+        return self.linear(x).relu() + self.shift
+
+
+def test_symbolic_trace_with_a_tensor_result() -> None:
+    x, y = leaves()
+    function = lambda x, y: torch.relu(x @ y).sum(0)
+    run(symbolic_trace(function), x, y, expected=function(x, y))
+
+
+def test_symbolic_trace_of_a_module_with_parameters() -> None:
+    module, (x, _) = Model(), leaves()
+    with torch.no_grad():
+        run(symbolic_trace(module), x, expected=module(x))
+
+
+def test_symbolic_trace_of_a_module_while_training() -> None:
+    module, (x, _) = Model(), leaves()
+    expected = torch.autograd.grad(module(x).sum(), list(module.parameters()))
+    function = ferrite.backend.compile(symbolic_trace(module), [x], options=STRICT)
+    function(x).sum().backward()
+    for parameter, gradient in zip(module.parameters(), expected, strict=True):
+        assert torch.equal(parameter.grad, gradient)
+
+
+def test_make_fx() -> None:
+    x, y = leaves()
+    function = lambda x, y: (x @ y + 1, x.sum())
+    run(make_fx(function)(x, y), x, y, expected=function(x, y))
+
+
+def test_make_fx_with_a_dict_result() -> None:
+    x, y = leaves()
+    function = lambda x, y: {"a": x + y, "b": [x, (y * 2,)]}
+    run(make_fx(function)(x, y), x, y, expected=function(x, y))
+
+
+def test_make_fx_with_a_dict_input() -> None:
+    x, y = leaves()
+    function = lambda tree: {"out": tree["a"] + tree["b"][0]}
+    tree = {"a": x, "b": [y]}
+    run(make_fx(function)(tree), tree, expected=function(tree))
+
+
+def test_make_fx_with_a_list_input() -> None:
+    x, y = leaves()
+    function = lambda items: (items[0] @ items[1],)
+    run(make_fx(function)([x, y]), [x, y], expected=function([x, y]))
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+def test_make_fx_symbolic(symbolic: bool) -> None:
+    x, y = leaves()
+    mode = "symbolic" if symbolic else "fake"
+    graph = make_fx(lambda x, y: (x.view(-1) * y.reshape(-1),), tracing_mode=mode)(x, y)
+    run(graph, x, y, expected=(x.view(-1) * y.reshape(-1),))
+
+
+def test_hand_made_graph_with_one_op_that_has_several_results() -> None:
+    graph = Graph()
+    x = graph.placeholder("x")
+    graph.output(graph.call_function(torch.ops.aten.sort.default, (x,)))
+    value = torch.randn(5)
+    run(GraphModule(torch.nn.Module(), graph), value, expected=tuple(torch.sort(value)))
+
+
+def test_hand_made_graph_with_a_nested_result() -> None:
+    graph = Graph()
+    x = graph.placeholder("x")
+    y = graph.call_function(torch.ops.aten.sin.default, (x,))
+    graph.output({"one": [y, x], "two": (y, 3, None)})
+    value = torch.randn(3)
+    run(
+        GraphModule(torch.nn.Module(), graph),
+        value,
+        expected={"one": [value.sin(), value], "two": (value.sin(), 3, None)},
+    )
+
+
+def test_hand_made_graph_without_calls() -> None:
+    graph = Graph()
+    x = graph.placeholder("x")
+    graph.output((x, x))
+    value = torch.randn(3)
+    run(GraphModule(torch.nn.Module(), graph), value, expected=(value, value))
+
+
+def test_unused_inputs_and_none_results() -> None:
+    graph = Graph()
+    x, _unused = graph.placeholder("x"), graph.placeholder("unused")
+    graph.output((None, graph.call_function(torch.ops.aten.neg.default, (x,))))
+    value = torch.randn(3)
+    run(GraphModule(torch.nn.Module(), graph), value, torch.ones(1), expected=(None, -value))
+
+
+class Structured(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(3, 3)
+
+    def forward(self, batch: dict[str, Any], scale: Tensor) -> dict[str, Any]:
+        y = self.linear(batch["x"]) * scale
+        return {"y": y, "both": [y + 1, batch["items"][0] * 2]}
+
+
+def test_exported_module_with_dict_inputs_and_results() -> None:
+    module = Structured()
+    x, y = leaves()
+    batch = {"x": x, "items": [y]}
+    with torch.no_grad():
+        program = torch.export.export(module, (batch, torch.tensor(2.0)))
+        run(program.module(), batch, torch.tensor(2.0), expected=module(batch, torch.tensor(2.0)))
+
+
+def test_exported_module_with_one_tensor() -> None:
+    module, (x, _) = Model(), leaves()
+    with torch.no_grad():
+        run(torch.export.export(module, (x,)).module(), x, expected=module(x))
+
+
+def test_exported_module_called_by_keyword() -> None:
+    class Two(torch.nn.Module):
+        def forward(self, a: Tensor, b: Tensor) -> Tensor:
+            return a - b
+
+    x, y = leaves()
+    exported = torch.export.export(Two(), (x,), {"b": y}).module()
+    function = ferrite.backend.compile(exported, [x, y], options=STRICT)
+    assert torch.equal(function(x, b=y), x - y)
+
+
+def test_bare_module() -> None:
+    module, (x, _) = Model(), leaves()
+    with torch.no_grad():
+        run(module, x, expected=module(x))
+
+
+def test_bare_module_with_structures() -> None:
+    module = Structured()
+    x, y = leaves()
+    batch = {"x": x, "items": [y]}
+    with torch.no_grad():
+        run(module, batch, torch.tensor(2.0), expected=module(batch, torch.tensor(2.0)))
+
+
+def test_plain_function() -> None:
+    x, y = leaves()
+    run(lambda x, y: (x + y, [x * y]), x, y, expected=(x + y, [x * y]))
+
+
+def test_a_result_that_is_no_tensor_is_refused_or_returned() -> None:
+    graph = Graph()
+    x = graph.placeholder("x")
+    graph.output((graph.call_function(torch.ops.aten.sym_size.int, (x, 0)), x))
+    value = torch.randn(4)
+    run(GraphModule(torch.nn.Module(), graph), value, expected=(4, value))
+
+
+def test_a_missing_attribute_is_named() -> None:
+    graph = Graph()
+    x = graph.placeholder("x")
+    graph.output((graph.call_function(torch.ops.aten.add.Tensor, (x, graph.get_attr("inner.weight"))),))
+    root = torch.nn.Module()
+    root.inner = torch.nn.Module()
+    root.inner.weight = torch.nn.Parameter(torch.ones(3))
+    module = GraphModule(root, graph)
+    del module.inner.weight
+    with pytest.raises((RuntimeError, AttributeError), match="weight"):
+        ferrite.backend.compile(module, [torch.ones(3)], options=STRICT)(torch.ones(3))
+
+
+def test_same_storage_under_two_names_is_one_tensor() -> None:
+    class Shared(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = torch.nn.Parameter(torch.randn(3))
+            self.b = self.a
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.a + self.b
+
+    module, x = Shared(), torch.randn(3)
+    with torch.no_grad():
+        run(symbolic_trace(module), x, expected=module(x))
+
+
+def test_fake_inputs_as_examples() -> None:
+    """An ahead-of-time caller has sizes, not values."""
+    x, y = leaves()
+    graph = make_fx(lambda x, y: (x @ y,), tracing_mode="fake")(x, y)
+    mode = torch._subclasses.FakeTensorMode()
+    function = ferrite.backend.compile(graph, [mode.from_tensor(x), mode.from_tensor(y)], options=STRICT)
+    assert torch.equal(function(x, y)[0], x @ y)

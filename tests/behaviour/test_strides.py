@@ -1,0 +1,239 @@
+"""Strides that the user sees are eager's, whatever passes do inside the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.fx import Graph
+
+from ferrite import pipeline
+from tests.behaviour.compare import compare
+
+aten = torch.ops.aten
+
+
+def of_rank(rank: int) -> Tensor:
+    return torch.randn(2, 3, 4, 5, 6)[(0,) * (5 - rank)].clone()
+
+
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "contiguous": lambda x: x + 1,
+    "transposed": lambda x: x.transpose(0, -1) + 1,
+    "reversed": lambda x: x.permute(*reversed(range(x.dim()))).sin(),
+    "expanded": lambda x: (x + 1).unsqueeze(1).expand(x.shape[0], 3, *x.shape[1:]),
+    "expanded_then_computed": lambda x: x.unsqueeze(1).expand(x.shape[0], 3, *x.shape[1:]) * 2,
+    "sliced": lambda x: (x + 1)[..., ::2],
+    "size_one": lambda x: x.sum(0, keepdim=True).transpose(0, -1) + 1,
+    "size_one_view": lambda x: (x + 1)[:1].transpose(0, 1),
+    "no_elements": lambda x: (x + 1)[:0].transpose(0, -1),
+    "no_elements_computed": lambda x: x[:0].transpose(0, -1) * 2,
+    "reduced": lambda x: x.transpose(0, -1).sum(-1),
+    "concatenated": lambda x: torch.cat([x.transpose(0, -1), x.transpose(0, -1)], 1),
+    "stacked_views": lambda x: torch.stack([x.t() if x.dim() == 2 else x.movedim(0, -1)] * 2, -1),
+    "where_of_mixed": lambda x: torch.where(x > 0, x, x.contiguous().movedim(0, -1).contiguous().movedim(-1, 0)),
+}
+
+
+@pytest.mark.parametrize(("rank", "dynamic"), [(2, False), (3, False), (4, False), (5, False), (3, True)])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_result_strides(name: str, rank: int, dynamic: bool) -> None:
+    compare(LAYOUTS[name], of_rank(rank), dynamic=dynamic, calls=1)
+
+
+@pytest.mark.parametrize("rank", [2, 4])
+@pytest.mark.parametrize("name", [n for n in LAYOUTS if "no_elements" not in n and n != "size_one_view"])
+def test_result_and_gradient_strides(name: str, rank: int) -> None:
+    compare(LAYOUTS[name], of_rank(rank).requires_grad_(), training=True, calls=1)
+
+
+def test_stride_of_a_dimension_of_size_one_in_a_view_while_training() -> None:
+    """AOTAutograd rebuilds views of intermediates itself; in a dimension of size one it may choose another stride."""
+    x = torch.randn(3, 4, 5, requires_grad=True)
+    function = LAYOUTS["size_one_view"]
+    found = torch.compile(function, backend="ferrite", options={"strict": True})(x)
+    expected = function(x)
+    assert torch.equal(found, expected)
+    significant = [dim for dim, extent in enumerate(expected.shape) if extent != 1]
+    assert [found.stride(dim) for dim in significant] == [expected.stride(dim) for dim in significant]
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("bias", [False, True])
+def test_channels_last_convolution(training: bool, dynamic: bool, bias: bool) -> None:
+    module = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 3, padding=1, bias=bias), torch.nn.BatchNorm2d(8), torch.nn.ReLU(), torch.nn.MaxPool2d(2)
+    ).to(memory_format=torch.channels_last)
+    x = torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last)
+    result = compare(module, x, training=training, dynamic=dynamic, calls=1)
+    assert result.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_channels_last_3d() -> None:
+    x = torch.randn(2, 3, 4, 4, 4).to(memory_format=torch.channels_last_3d)
+    compare(torch.nn.Conv3d(3, 4, 3).to(memory_format=torch.channels_last_3d), x)
+
+
+def test_view_of_a_result_is_legal_where_it_is_in_eager() -> None:
+    def function(x: Tensor) -> Tensor:
+        return torch.nn.functional.conv2d(x, torch.ones(4, 3, 1, 1))
+
+    x = torch.randn(2, 3, 4, 4)
+    result = torch.compile(function, backend="ferrite", options={"strict": True})(x)
+    assert torch.equal(result.view(2, -1), function(x).view(2, -1))
+
+
+def test_view_of_a_result_fails_where_it_does_in_eager() -> None:
+    def function(x: Tensor) -> Tensor:
+        return x.t() + 1
+
+    x = torch.randn(3, 4)
+    with pytest.raises(RuntimeError, match="view size is not compatible"):
+        function(x).view(-1)
+    with pytest.raises(RuntimeError, match="view size is not compatible"):
+        torch.compile(function, backend="ferrite", options={"strict": True})(x).view(-1)
+
+
+def test_view_inside_fails_where_it_does_in_eager() -> None:
+    """Ferrite turns views into reshapes; the error of an impossible view comes before that, from tracing."""
+
+    def function(x: Tensor) -> Tensor:
+        return (x.t() + 1).view(-1)
+
+    with pytest.raises(RuntimeError, match="view"):
+        torch.compile(function, backend="ferrite")(torch.randn(3, 4))
+
+
+@pytest.mark.parametrize("sizes", [(1, 4), (4, 1), (1, 1), (1, 1, 1)])
+def test_insignificant_strides_of_inputs_and_results(sizes: tuple[int, ...]) -> None:
+    def odd(x: Tensor) -> Tensor:
+        return x.as_strided(
+            x.shape, [7 if extent == 1 else stride for extent, stride in zip(x.shape, x.stride(), strict=True)]
+        )
+
+    compare(lambda x: (x + 1, x.sin().transpose(0, 1)), odd(torch.randn(sizes)))
+
+
+@pytest.mark.parametrize("offset", [0, 1, 3, 8])
+def test_inputs_at_any_offset(offset: int) -> None:
+    compare(lambda x: (x * 2).sum(), torch.randn(40)[offset : offset + 17], calls=1)
+
+
+def test_offset_changes_between_calls() -> None:
+    def function(x: Tensor) -> Tensor:
+        return x.sin() * 2
+
+    compiled = torch.compile(function, backend="ferrite", options={"strict": True})
+    base = torch.randn(64)
+    for start in (0, 1, 3, 16):
+        part = base[start : start + 32]
+        assert torch.equal(compiled(part), function(part))
+
+
+# What a pass may do to strides inside the graph. The user sees none of it.
+
+
+def transpose_every_sum_of_two(graph: Graph) -> int:
+    """add(a, b) -> a copy of it whose memory runs the other way"""
+    found = graph.find_nodes(op="call_function", target=aten.add.Tensor)
+    for node in found:
+        rank = node.meta["val"].dim()
+        order = list(reversed(range(rank)))
+        with graph.inserting_after(node):
+            turned = graph.call_function(aten.permute.default, (node, order))
+        with graph.inserting_after(turned):
+            dense = graph.call_function(aten.clone.default, (turned,), {"memory_format": torch.contiguous_format})
+        with graph.inserting_after(dense):
+            back = graph.call_function(aten.permute.default, (dense, order))
+        node.replace_all_uses_with(back, delete_user_cb=lambda user, turned=turned: user is not turned)
+    return len(found)
+
+
+RESULTS: dict[str, Callable[[Tensor], Any]] = {
+    "the_sum": lambda x: x + 1,
+    "a_view_of_it": lambda x: (x + 1).flatten(1),
+    "a_transpose_of_it": lambda x: (x + 1).transpose(0, 1),
+    "computed_from_it": lambda x: (x + 1).sin(),
+    "several": lambda x: ((x + 1), (x + 2).sum(), (x + 3).transpose(-1, -2)),
+}
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("name", RESULTS)
+def test_a_pass_that_changes_strides_is_not_seen(
+    monkeypatch: pytest.MonkeyPatch, name: str, dynamic: bool, training: bool
+) -> None:
+    runs: list[int] = []
+
+    def change_strides(graph: Graph) -> int:
+        runs.append(transpose_every_sum_of_two(graph))
+        return runs[-1]
+
+    monkeypatch.setattr(pipeline, "POST_GRAD", (change_strides,))
+    compare(RESULTS[name], torch.randn(3, 4, 5, requires_grad=training), dynamic=dynamic, training=training)
+    assert sum(runs) > 0
+
+
+def test_a_pass_that_changes_strides_sizes_one_and_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "POST_GRAD", (transpose_every_sum_of_two,))
+    compare(RESULTS["several"], torch.randn(1, 4, 1), calls=1)
+    compare(RESULTS["several"], torch.randn(3, 0, 5), calls=1)
+    compare(RESULTS["the_sum"], torch.randn(3, 4, 5).transpose(0, 2), calls=1)
+
+
+def test_keep_output_stride_off_keeps_values_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "POST_GRAD", (transpose_every_sum_of_two,))
+    x = torch.randn(3, 4)
+    options = {"strict": True, "keep_output_stride": False}
+    result = torch.compile(lambda x: x + 1, backend="ferrite", options=options)(x)
+    assert torch.equal(result, x + 1)
+    assert result.stride() == (1, 3)
+
+
+class Recorder:
+    """A custom op that notes the strides it is called with."""
+
+    strides: list[tuple[int, ...]] = []  # noqa: RUF012
+
+
+@torch.library.custom_op("behaviour_strides::note", mutates_args=())
+def note(x: Tensor) -> Tensor:
+    Recorder.strides.append(x.stride())
+    return x.clone()
+
+
+@note.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+@pytest.mark.parametrize("name", ["contiguous", "transposed", "expanded", "sliced", "size_one"])
+def test_a_custom_op_sees_the_strides_of_eager(name: str) -> None:
+    def function(x: Tensor) -> Tensor:
+        return note(LAYOUTS[name](x)) * 2
+
+    x = torch.randn(3, 4, 5)
+    Recorder.strides.clear()
+    expected = function(x)
+    found = torch.compile(function, backend="ferrite", fullgraph=True, options={"strict": True})(x)
+    assert torch.equal(found, expected)
+    assert Recorder.strides[0] == Recorder.strides[1]
+
+
+def test_a_custom_op_behind_a_channels_last_convolution_sees_the_strides_of_eager() -> None:
+    convolution = torch.nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+
+    def function(x: Tensor) -> Tensor:
+        return note(convolution(x))
+
+    x = torch.randn(2, 3, 6, 6)
+    Recorder.strides.clear()
+    with torch.no_grad():
+        function(x)
+        torch.compile(function, backend="ferrite", fullgraph=True, options={"strict": True})(x)
+    assert Recorder.strides[0] == Recorder.strides[1]

@@ -1,0 +1,83 @@
+"""Every model of the zoo at its small size, in inference and in training, against eager.
+
+Note [Judging a model] in `against_eager.py` says what is compared and by which rule.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from torch.optim import SGD, AdamW
+
+from bench.zoo import FAMILIES, ZOO, Entry
+from tests.models.against_eager import InDouble, Optimiser, Probe, Trace, compare, in_double, infer, train, widen
+from tests.models.expectations import DEAD_DRAWS, GRAPH_BREAKS, ROUNDING
+
+# Text and vision transformers are trained with AdamW, the rest with SGD and momentum, as people do. What is judged by
+# distance takes SGD: AdamW divides a gradient by its own size, which turns the rounding of a zero gradient into a step.
+ADAPTIVE = {"encoder", "decoder", "encoder-decoder", "vision", "mixture-of-experts"}
+STEPS = 3
+
+models = pytest.mark.parametrize("entry", [pytest.param(entry, id=name) for name, entry in ZOO.items()])
+
+
+def optimiser_for(entry: Entry) -> Optimiser:
+    if entry.family in ADAPTIVE and (entry.name, "training") not in ROUNDING:
+        return partial(AdamW, lr=1e-3)
+    return partial(SGD, lr=0.05, momentum=0.9)
+
+
+@models
+def test_inference(entry: Entry) -> None:
+    module = entry.build("small").module
+    batches = [entry.inputs(module, "small", seed=seed) for seed in (0, 1)]
+    one_graph = (entry.name, "inference") not in GRAPH_BREAKS
+    probe = Probe()
+    expected = infer(module, batches)
+    found = infer(torch.compile(module, backend=probe, fullgraph=one_graph, dynamic=False), batches)
+    probe.check(("inference",), len(batches), one_graph)
+    reference = reference_inference(entry) if (entry.name, "inference") in ROUNDING else None
+    compare(expected, found, reference, same_stream=(entry.name, "inference") not in DEAD_DRAWS)
+
+
+def reference_inference(entry: Entry) -> Trace:
+    module = in_double(entry.build("small").module)
+    with InDouble():
+        return infer(module, widen([entry.inputs(module, "small", seed=seed) for seed in (0, 1)]))
+
+
+@models
+def test_training(entry: Entry) -> None:
+    one_graph = (entry.name, "training") not in GRAPH_BREAKS
+    probe = Probe()
+    traces = []
+    for compiled in (False, True):
+        module = entry.build("small", training=True).module
+        batches = [entry.inputs(module, "small", training=True, seed=seed) for seed in range(STEPS)]
+        call = torch.compile(module, backend=probe, fullgraph=one_graph, dynamic=False) if compiled else module
+        traces.append(train(call, module, entry, batches, optimiser_for(entry)))
+    probe.check(("forward", "backward"), STEPS, one_graph)
+    reference = reference_training(entry) if (entry.name, "training") in ROUNDING else None
+    compare(*traces, reference, same_stream=(entry.name, "training") not in DEAD_DRAWS)
+
+
+def reference_training(entry: Entry) -> Trace:
+    module = in_double(entry.build("small", training=True).module)
+    batches = widen([entry.inputs(module, "small", training=True, seed=seed) for seed in range(STEPS)])
+    with InDouble():
+        return train(module, module, entry, batches, optimiser_for(entry))
+
+
+def test_every_family_has_a_model() -> None:
+    assert {entry.family for entry in ZOO.values()} == set(FAMILIES)
+
+
+def test_building_repeats_and_leaves_the_random_state_alone() -> None:
+    before = torch.get_rng_state()
+    first, second = (ZOO["bert"].build("small", training=True) for _ in range(2))
+    assert torch.equal(before, torch.get_rng_state())
+    for a, b in zip(first.module.parameters(), second.module.parameters(), strict=True):
+        assert torch.equal(a, b)
+    assert all(torch.equal(first.inputs[name], second.inputs[name]) for name in first.inputs)

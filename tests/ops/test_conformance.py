@@ -1,0 +1,387 @@
+"""Conformance within the test suite: a seeded sample of the sweep, the known failures, and the harness itself.
+
+The whole sweep is `python -m tests.ops`. Here every family of ops is sampled, and faults are planted in small
+backends to see that the harness catches each of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from . import known as known_failures
+from . import sweep as sweeping
+from .cases import ERRORS, STANDARD, Case, Group, Plan, Sample, Unit, family, groups, matches, op_table, pick, units
+from .check import Engine, Verdict, judge_values, run_case, run_group
+
+SEED = 0
+UNITS_PER_FAMILY = 8
+CASES_PER_GROUP = 2
+NEVER_ENTERED = {"sparse"}  # Dynamo breaks the graph at tensors in a compressed sparse layout
+FERRITE = Engine("ferrite")
+
+# The list of known failures may only shrink. When entries or patterns go away, lower these to what is left.
+ENTRIES_CEILING = 0
+PATTERNS_CEILING = 0
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Any:
+    threads = torch.get_num_threads()
+    sweeping.quiet()
+    yield
+    torch.set_num_threads(threads)
+    torch._dynamo.reset()
+
+
+# ---- the sample ---------------------------------------------------------------------------------------------------
+
+FAMILIES = sorted({family(name) for name in op_table()})
+
+
+def _draw(values: Iterable[Any], name: Callable[[Any], str], count: int) -> list[Any]:
+    """A few of the values, chosen by digest: the same ones every time, other ones for another seed."""
+    return sorted(values, key=lambda value: hashlib.sha256(f"{SEED} {name(value)}".encode()).digest())[:count]
+
+
+def sampled_groups(name: str) -> Iterator[Group]:
+    """Groups of a family, all of them part of the standard sweep, with a few of their cases each."""
+    members = [unit for unit in units(STANDARD) if family(unit.op) == name]
+    for unit in _draw(members, lambda unit: unit.id, UNITS_PER_FAMILY):
+        for group in groups(unit, STANDARD):
+            yield Group(tuple(_draw(group.members, lambda member: member[0].id, CASES_PER_GROUP)))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_family_sample_matches_eager(name: str) -> None:
+    known = known_failures.load()
+    wrong: list[tuple[str, Verdict]] = []
+    entered: Counter[str] = Counter()
+    for group in sampled_groups(name):
+        for verdict in run_group(group, FERRITE, SEED):
+            entered[verdict.entered] += 1
+            standing = known_failures.account(verdict, known).standing
+            if standing in ("failure", "stale"):
+                wrong.append((standing, verdict))
+    assert not wrong, "\n".join(f"{standing}: {verdict.id} {verdict.differences[:2]}" for standing, verdict in wrong)
+    assert entered["whole"] > 0 or name in NEVER_ENTERED, f"nothing of {name} went through the backend: {entered}"
+
+
+# ---- the known failures -------------------------------------------------------------------------------------------
+
+
+def test_known_failures_only_shrink() -> None:
+    known = known_failures.load()
+    written = sum(len(entry.cases) for entry in known.entries)
+    assert (len(known.entries), written) == (ENTRIES_CEILING, PATTERNS_CEILING), (
+        "known_failures.json changed: it may only shrink; lower the ceilings in this file to what is left"
+    )
+
+
+def test_known_failures_say_why() -> None:
+    for entry in known_failures.load().entries:
+        assert len(entry.reason) > 30, entry
+        assert "not implemented" not in entry.reason.lower(), entry
+        for pattern in entry.cases:
+            fields = pattern.split("|")
+            assert len(fields) in (5, 6), pattern
+            for name in fields[0].split(","):
+                assert name in op_table(), f"no op is called {name}"
+
+
+@pytest.mark.parametrize("number", range(max(1, ENTRIES_CEILING)))
+def test_known_failure_still_fails(number: int) -> None:
+    """Of each entry some cases, chosen by digest, are run; `--known-failures check` runs all of them."""
+    entries = known_failures.load().entries
+    if not entries:
+        return
+    entry = entries[number]
+    patterns = sorted(entry.cases, key=lambda text: hashlib.sha256(f"{SEED} {text}".encode()).digest())[:2]
+    plan = msgspec.structs.replace(STANDARD, only=tuple(_narrow(pattern) for pattern in patterns))
+    ran = 0
+    for unit in units(plan):
+        for group in groups(unit, plan):
+            for verdict in run_group(group, FERRITE, plan.seed):
+                ran += 1
+                assert known_failures.account(verdict, known_failures.load()).standing == "known", verdict
+    assert ran, f"no case is named by {patterns}"
+
+
+def _narrow(pattern: str) -> str:
+    """The first alternative of every field."""
+    return "|".join(field.split(",")[0] for field in pattern.split("|"))
+
+
+# ---- the harness: planted faults ----------------------------------------------------------------------------------
+
+Graph = torch.fx.GraphModule
+
+
+def _changing(change: Callable[[Any], Any]) -> Callable[[Graph, list[Any]], Any]:
+    """A backend that runs the graph and then changes every tensor it returns."""
+
+    def backend(graph: Graph, example_inputs: list[Any]) -> Any:
+        def run(*args: Any) -> Any:
+            return tuple(change(out) if isinstance(out, torch.Tensor) else out for out in graph(*args))
+
+        return run
+
+    return backend
+
+
+def faithful(graph: Graph, example_inputs: list[Any]) -> Any:
+    return graph.forward
+
+
+def forgets_mutation(graph: Graph, example_inputs: list[Any]) -> Any:
+    return lambda *args: graph(*(arg.clone() if isinstance(arg, torch.Tensor) else arg for arg in args))
+
+
+class _Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, value: torch.Tensor) -> torch.Tensor:
+        return value.clone()
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * 1.5
+
+
+class _Turned(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, value: torch.Tensor) -> torch.Tensor:
+        return value.clone()
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient.t().contiguous().t()
+
+
+def raises_another_type(graph: Graph, example_inputs: list[Any]) -> Any:
+    def run(*args: Any) -> Any:
+        try:
+            return graph(*args)
+        except Exception as error:
+            raise KeyError("wrong") from error
+
+    return run
+
+
+def raises_nothing(graph: Graph, example_inputs: list[Any]) -> Any:
+    def run(*args: Any) -> Any:
+        try:
+            return graph(*args)
+        except Exception:
+            return tuple(torch.zeros(2, 2) for _ in graph.graph.output_node().args[0])
+
+    return run
+
+
+def raises_always(graph: Graph, example_inputs: list[Any]) -> Any:
+    def run(*args: Any) -> Any:
+        raise RuntimeError("planted")
+
+    return run
+
+
+def keeps_its_buffer(graph: Graph, example_inputs: list[Any]) -> Any:
+    kept: list[torch.Tensor] = []
+
+    def run(*args: Any) -> Any:
+        outs = graph(*args)
+        if not kept:
+            kept.extend(outs)
+        for buffer, out in zip(kept, outs, strict=True):
+            buffer.copy_(out)
+        return tuple(kept)
+
+    return run
+
+
+def remembers_first_size(graph: Graph, example_inputs: list[Any]) -> Any:
+    sizes: list[int] = []
+
+    def run(*args: Any) -> Any:
+        outs = graph(*args)
+        sizes.append(outs[0].shape[0])
+        return tuple(out[: sizes[0]].clone() for out in outs)
+
+    return run
+
+
+def _sample(value: Any, *args: Any, **kwargs: Any) -> Sample:
+    return Sample("s0", value, args, kwargs, lambda result: result)
+
+
+def _judge(backend: Any, case: str, sample: Sample) -> Verdict:
+    return run_case(Case.parse(case), sample, Engine(backend))
+
+
+def _square(grad: bool = False) -> torch.Tensor:
+    return (torch.arange(9.0).reshape(3, 3) + 1.0).requires_grad_(grad)
+
+
+FAULTS: dict[str, tuple[str, Any, str, Sample]] = {
+    "value": ("value", _changing(lambda out: out + 1), "sin|f32|s0|static|infer", _sample(_square())),
+    "small value": ("value", _changing(lambda out: out * 1.001), "sin|f32|s0|static|infer", _sample(_square())),
+    "integer": ("value", _changing(lambda out: out + 1), "abs|i64|s0|static|infer", _sample(torch.arange(4))),
+    "zero's sign": ("value", _changing(lambda out: -out), "neg|f32|s0|static|infer", _sample(torch.zeros(3))),
+    "nan": ("value", _changing(lambda out: out.nan_to_num()), "log|f32|s0|static|infer", _sample(-_square())),
+    "dtype": ("dtype", _changing(lambda out: out.double()), "sin|f32|s0|static|infer", _sample(_square())),
+    "shape": ("shape", _changing(lambda out: out[None]), "sin|f32|s0|static|infer", _sample(_square())),
+    "strides": (
+        "strides",
+        _changing(lambda out: out.t().contiguous().t()),
+        "sin|f32|s0|static|infer",
+        _sample(_square()),
+    ),
+    "strides of size 1": (
+        "strides",
+        _changing(lambda out: out.as_strided((1, 3), (7, 1))),
+        "sin|f32|s0|static|infer",
+        _sample(torch.ones(1, 3)),
+    ),
+    "lost alias": ("alias", _changing(torch.clone), "t|f32|s0|static|infer", _sample(_square().t().contiguous())),
+    "false alias": ("alias", keeps_its_buffer, "sin|f32|s0|static|infer", _sample(_square())),
+    "lost mutation": ("mutation: value", forgets_mutation, "abs|f32|s0|static|infer|inplace", _sample(-_square())),
+    "gradient": ("gradient value", _changing(_Scaled.apply), "sin|f32|s0|static|train", _sample(_square(True))),
+    "gradient strides": (
+        "gradient strides",
+        _changing(_Turned.apply),
+        "sin|f32|s0|static|train",
+        _sample(_square(True)),
+    ),
+    "no gradient": ("requires_grad", _changing(torch.detach), "sin|f32|s0|static|train", _sample(_square(True))),
+    "random stream": (
+        "random",
+        _changing(lambda out: out.roll(1)),
+        "bernoulli|f32|s0|static|infer",
+        _sample(torch.full((64,), 0.5)),
+    ),
+    "error type": (
+        "error type",
+        raises_another_type,
+        "linalg.cholesky|f32|s0|static|infer",
+        _sample(-torch.eye(2)),
+    ),
+    "missing error": ("error", raises_nothing, "linalg.cholesky|f32|s0|static|infer", _sample(-torch.eye(2))),
+    "new error": ("error", raises_always, "sin|f32|s0|static|infer", _sample(_square())),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_planted_fault_is_caught(name: str) -> None:
+    kind, backend, case, sample = FAULTS[name]
+    verdict = _judge(backend, case, sample)
+    assert verdict.status == "different"
+    assert kind in {difference.kind for difference in verdict.differences}, verdict
+    sound = _judge(faithful, case, sample)
+    assert sound.status == "equal", sound
+
+
+def test_wrong_size_after_reuse_is_caught() -> None:
+    samples = [msgspec.structs.replace(_sample(torch.ones(size)), label=f"s{size}") for size in (4, 6)]
+    members = tuple((Case("sin", "f32", sample.label, "dynamic", "infer"), sample) for sample in samples)
+    sound = list(run_group(Group(members), Engine(faithful)))
+    assert [(verdict.status, verdict.entered) for verdict in sound] == [("equal", "whole"), ("equal", "reused")]
+    wrong = list(run_group(Group(members), Engine(remembers_first_size)))
+    assert [verdict.kind for verdict in wrong] == ["equal", "reuse"]
+
+
+def test_no_farther_from_the_reference_than_eager_is_close_enough() -> None:
+    exact = torch.full((4,), 1000.0, dtype=torch.float64)
+    eager = torch.full((4,), 1000.5)
+    assert judge_values(eager, torch.full((4,), 999.6), exact) == ""
+    assert judge_values(eager, torch.full((4,), 998.0), exact) != ""
+    assert judge_values(eager, torch.full((4,), 999.6), None) != ""
+
+
+# ---- the harness: names, choices, processes -----------------------------------------------------------------------
+
+
+def test_ids_read_back() -> None:
+    for case in (Case("add", "f32", "s3", "dynamic", "train"), Case("add", "f32", "n3", "static", "infer", "inplace")):
+        assert Case.parse(case.id) == case
+    for text in ("add|f32|s3|dynamic", "add|f32|s3|dynamical|train", "add|f99|s3|static|infer"):
+        with pytest.raises(ValueError, match="found"):
+            Case.parse(text)
+
+
+def test_samples_do_not_depend_on_what_ran_before() -> None:
+    whole = {case.id: sample for group in groups(Unit("add", "f32"), STANDARD) for case, sample in group.members}
+    last = max(whole)
+    plan = msgspec.structs.replace(STANDARD, only=(last,))
+    torch.manual_seed(5)
+    (alone,) = [member for group in groups(Unit("add", "f32"), plan) for member in group.members]
+    assert alone[0].id == last
+    assert torch.equal(alone[1].input, whole[alone[0].id].input)
+
+
+def test_pick_prefers_what_looks_different() -> None:
+    plain = [msgspec.structs.replace(_sample(torch.ones(3)), label=f"s{number}") for number in range(9)]
+    empty = msgspec.structs.replace(_sample(torch.ones(0)), label="s9")
+    turned = msgspec.structs.replace(_sample(torch.ones(3, 4).t()), label="s10")
+    chosen = [sample.label for sample in pick([*plain, empty, turned], 4)]
+    assert {"s0", "s9", "s10"} < set(chosen)
+
+
+def test_patterns_name_exactly_their_cases() -> None:
+    cases = [Case("add", dtype, label, "static", "train") for dtype in ("f32", "bf16") for label in ("s1", "n1")]
+    cases.append(Case("add", "f32", "s2", "dynamic", "infer", "inplace"))
+    written = known_failures.patterns(cases)
+    assert len(written) == 2
+    everything = [case for group in groups(Unit("add", "f32"), STANDARD) for case, _ in group.members] + cases
+    assert {case for case in everything if any(matches(case, text) for text in written)} == set(cases)
+
+
+def test_every_family_has_units_and_errors_are_among_them() -> None:
+    found = units(STANDARD)
+    assert {family(unit.op) for unit in found} == set(FAMILIES)
+    assert sum(unit.dtype == ERRORS for unit in found) > 100
+
+
+def crashes(graph: Graph, example_inputs: list[Any]) -> Any:
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def hangs(graph: Graph, example_inputs: list[Any]) -> Any:
+    time.sleep(600)
+
+
+def _small_sweep(backend: Any, folder: Path) -> dict[str, Verdict]:
+    plan = Plan("small", ("f32",), {"f32": 1}, strided=0, errors=0, modes=("infer",), forms=("function",), ops="t")
+    state = sweeping.State(folder / "state.jsonl", fresh=False)
+    return sweeping.sweep(plan, Engine(backend), 1, state, lambda *_: None)
+
+
+def test_a_crash_marks_its_case_and_the_sweep_goes_on(tmp_path: Path) -> None:
+    verdicts = _small_sweep(crashes, tmp_path)
+    assert [verdict.status for verdict in verdicts.values()] == ["crash", "crash"]
+    again = _small_sweep("eager", tmp_path)  # what is done is not run again
+    assert again == verdicts
+
+
+def test_a_hang_marks_its_case_and_the_sweep_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweeping, "HANG_SECONDS", 25.0)
+    verdicts = _small_sweep(hangs, tmp_path)
+    assert [verdict.status for verdict in verdicts.values()] == ["hang", "hang"]
+
+
+def test_a_listed_case_that_passes_is_stale_and_another_kind_fails() -> None:
+    entry = known_failures.Entry(("add|f32|s3|static|infer",), ("strides",), "a reason")
+    known = known_failures.Known((entry,))
+    standing = lambda verdict: known_failures.account(verdict, known).standing
+    assert standing(Verdict("add|f32|s3|static|infer", "equal")) == "stale"
+    assert standing(sweeping.broken("add|f32|s3|static|infer", "crash", "")) == "failure"
+    assert standing(sweeping.broken("add|f32|s4|static|infer", "crash", "")) == "failure"
+    assert standing(sweeping.broken("add|f32|s3|static|infer", "strides", "")) == "known"
