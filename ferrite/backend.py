@@ -76,7 +76,9 @@ class FerriteError(BackendCompilerFailed):
         self.backend_name = "ferrite"
         self.inner_exception = inner
         message = f"Ferrite failed in {where}:\n{type(inner).__name__}: {inner}"
-        ShortenTraceback.__init__(self, message, first_useful_frame=inspect.currentframe())
+        # The frame that raises: Dynamo cuts the traceback there, and must find it in it.
+        frame = inspect.currentframe()
+        ShortenTraceback.__init__(self, message, first_useful_frame=frame.f_back if frame else None)
 
 
 def compile(

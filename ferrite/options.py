@@ -17,6 +17,7 @@ log = logging.getLogger(__name__)
 
 ENVIRONMENT_PREFIX = "FERRITE_"
 SCHEMES = ("normal", "serialize")
+EXECUTORS = ("eager", "oracle")
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,9 @@ class Options:
         default="normal",
         metadata={"doc": f"how a graph is compiled: {', '.join(SCHEMES)} (a round trip through bytes)"},
     )
+    executor: str = field(
+        default="eager", metadata={"doc": f"what runs ops that have a lowering: {', '.join(EXECUTORS)}"}
+    )
     debug: bool = field(default=False, metadata={"doc": "write every stage of every graph below debug_dir"})
     debug_dir: str = field(default="ferrite_debug", metadata={"doc": "where debug files go"})
 
@@ -65,6 +69,7 @@ MODES: dict[str, dict[str, Any]] = {
     "max-autotune-no-cudagraphs": {},
 }
 
+_CHOICES = {"compile_mode": SCHEMES, "executor": EXECUTORS}
 _FIELDS = {entry.name: entry for entry in fields(Options)}
 _KINDS: dict[str, tuple[type, ...]] = {
     "bool": (bool,),
@@ -163,8 +168,8 @@ def _typed(name: str, value: Any) -> Any:
         if not all(isinstance(part, str) for part in parts):
             raise RuntimeError(f"Ferrite option {name!r} expects {expected}, given {value!r}")
         return tuple(part for part in parts if part)
-    if name == "compile_mode" and value not in SCHEMES:
-        raise RuntimeError(_unknown("compile mode", value, SCHEMES))
+    if name in _CHOICES and value not in _CHOICES[name]:
+        raise RuntimeError(_unknown(name.replace("_", " "), value, _CHOICES[name]))
     return value
 
 

@@ -117,13 +117,15 @@ def rewrite(
     passes: Sequence[Callable[[Program], Program]],
     options: Options,
     record: GraphRecord,
+    *,
+    name: str = "main",
     show: Callable[[Any], str] = str,
 ) -> Program:
     """Run data passes, each from a program to a new one; a pass that fails leaves the program as it was."""
     for run in passes:
         number, note = _admit(stage, run.__name__, options)
         if number is None:
-            record.passes.append(PassRun(stage, run.__name__, "main", None, 0.0, note=note))
+            record.passes.append(PassRun(stage, run.__name__, name, None, 0.0, note=note))
             continue
         start = time.perf_counter()
         try:
@@ -131,16 +133,16 @@ def rewrite(
         except Exception as error:
             if options.strict:
                 raise (
-                    error if isinstance(error, Malformed) else _failed(f"{stage}.{run.__name__}", "main", error)
+                    error if isinstance(error, Malformed) else _failed(f"{stage}.{run.__name__}", name, error)
                 ) from error
             note = f"failed: {type(error).__name__}: {error}"
             log.warning("Ferrite pass %s.%s failed and is left out: %s", stage, run.__name__, note)
-            record.passes.append(PassRun(stage, run.__name__, "main", None, time.perf_counter() - start, number, note))
+            record.passes.append(PassRun(stage, run.__name__, name, None, time.perf_counter() - start, number, note))
             continue
         seconds = time.perf_counter() - start
         texts = (show(program), show(result)) if options.keep_text else (None, None)
         record.passes.append(
-            PassRun(stage, run.__name__, "main", int(result is not program), seconds, number, "", *texts)
+            PassRun(stage, run.__name__, name, int(result is not program), seconds, number, "", *texts)
         )
         program = result
     return program

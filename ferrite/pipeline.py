@@ -25,7 +25,10 @@ from ferrite.graph.snapshot import take
 from ferrite.graph.strides import note_output_strides, restore_output_strides
 from ferrite.graph.values import refresh
 from ferrite.host.plan import plan
-from ferrite.loops import LOOP_PASSES
+from ferrite.loops.check import check_program
+from ferrite.loops.nodes import Program
+from ferrite.loops.passes import LOOP_PASSES
+from ferrite.loops.text import show as show_loops
 from ferrite.lower.graph import constant_nodes, lower
 from ferrite.native import NATIVE_PASSES
 from ferrite.options import Options
@@ -70,23 +73,34 @@ def compile_graph(
         edit_post_grad(module, phase, options, record)
     with record.stage("lower"):
         check_graph(module, "lower", after_autograd=True)
-        lowered = lower(module, inputs.static, inputs.donated)
+        lowered = lower(module, inputs.static, inputs.donated, use_rows=options.executor != "eager")
         record.fell_back(lowered.fallbacks, lowered.reasons)
     with record.stage("loops"):
-        lowered = rewrite(lowered, "loops", LOOP_PASSES, options, record)
+        lowered.kernels = tuple(rewrite_kernel(kernel, options, record) for kernel in lowered.kernels)
     with record.stage("schedule"):
         lowered = rewrite(lowered, "schedule", SCHEDULE_PASSES, options, record)
     with record.stage("native"):
         lowered = rewrite(lowered, "native", NATIVE_PASSES, options, record)
     with record.stage("host"):
         name = f"graph_{graph_id}_{phase}"
+        constants = constant_nodes(lowered.constants)
         program = plan(
-            name, lowered.inputs, lowered.calls, lowered.result, lowered.functions, constant_nodes(lowered.constants)
+            name, lowered.inputs, lowered.steps, lowered.result, lowered.functions, constants, lowered.kernels
         )
         program = rewrite(program, "host", HOST_PASSES, options, record)
         compiled = CompiledGraph(program, lowered.constants, facts_of(module, graph_id, phase, record))
         compiled.load()
     return compiled
+
+
+def rewrite_kernel(kernel: Program, options: Options, record: GraphRecord) -> Program:
+    """Loop passes over one kernel, which is checked before and after them."""
+    if options.check:
+        check_program(kernel, "lower")
+    rewritten = rewrite(kernel, "loops", LOOP_PASSES, options, record, name=kernel.name, show=show_loops)
+    if options.check and rewritten is not kernel:
+        check_program(rewritten, "loops")
+    return rewritten
 
 
 def edit_post_grad(module: GraphModule, phase: str, options: Options, record: GraphRecord) -> None:

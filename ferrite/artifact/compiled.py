@@ -18,6 +18,7 @@ import torch
 from torch._ops import OpOverload
 from torch.autograd import profiler
 
+from ferrite.artifact.kernels import oracle_kernel
 from ferrite.errors import Unsupported
 from ferrite.graph.names import resolve
 from ferrite.host.nodes import HostProgram
@@ -65,7 +66,8 @@ class CompiledGraph:
     def load(self) -> Callable[[list[Any]], Any]:
         """Link the program into this process; the second time gives the same function."""
         if self.run is None:
-            body = load(self.program, self.code, self.constants, _callable)
+            kernels = {kernel.name: oracle_kernel(kernel) for kernel in self.program.kernels}
+            body = load(self.program, self.code, self.constants, kernels, _callable)
             self.run = _with_profiler_scope(body, f"ferrite {self.program.name} {self.key[:12]}")
             self.run.compiled = self  # type: ignore[attr-defined]
         return self.run

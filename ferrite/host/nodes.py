@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ferrite.loops.nodes import Program
+
 
 @dataclass(frozen=True)
 class Input:
@@ -45,6 +47,19 @@ class Call:
 
 
 @dataclass(frozen=True)
+class Launch:
+    """Run a kernel on buffers, in the order of its parameters, with the sizes that it asks for.
+
+    text:   kernel_0(x, y, s0)  # model.py:41
+    """
+
+    kernel: str
+    buffers: tuple[str, ...]
+    sizes: tuple[Any, ...]
+    source: str = ""
+
+
+@dataclass(frozen=True)
 class Free:
     """These values are not read again.
 
@@ -64,12 +79,13 @@ class Return:
     value: Any
 
 
-Step = Call | Free | Return
+Step = Call | Launch | Free | Return
 
 
 @dataclass(frozen=True)
 class HostProgram:
-    """One callable. `functions` are the bodies of cond, while_loop, scan, map and invoke_subgraph, called by name.
+    """One callable. `functions` are the bodies of cond, while_loop, scan, map and invoke_subgraph, called by name;
+    `kernels` are loop programs that it and its functions launch.
 
     check:  every name is an identifier, assigned once, read only while alive; the last step is the only Return
     """
@@ -79,3 +95,4 @@ class HostProgram:
     steps: tuple[Step, ...]
     functions: tuple[HostProgram, ...] = ()
     constants: tuple[Constant, ...] = ()
+    kernels: tuple[Program, ...] = ()

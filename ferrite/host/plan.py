@@ -9,26 +9,29 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ferrite.host.nodes import Call, Constant, Free, HostProgram, Input, Return, Step
+from ferrite.host.nodes import Call, Constant, Free, HostProgram, Input, Launch, Return, Step
+from ferrite.loops.nodes import Program
 from ferrite.syntax import refs
 
 
 def plan(
     name: str,
     inputs: tuple[Input, ...],
-    calls: Iterable[Call],
+    calls: Iterable[Call | Launch],
     result: Any,
     functions: tuple[HostProgram, ...] = (),
     constants: tuple[Constant, ...] = (),
+    kernels: tuple[Program, ...] = (),
 ) -> HostProgram:
-    """Calls in order, with a `Free` after each last use, then the `Return`."""
+    """Calls and launches in order, with a `Free` after each last use, then the `Return`."""
     calls = tuple(calls)
     returned = set(refs(result))
-    local = {entry.name for entry in inputs} | {call.result for call in calls}
+    local = {entry.name for entry in inputs} | {call.result for call in calls if isinstance(call, Call)}
     last_reader: dict[str, int] = {entry.name: -1 for entry in inputs}
     for position, call in enumerate(calls):
-        last_reader[call.result] = position
-        for read in refs((call.args, call.kwargs)):
+        if isinstance(call, Call):
+            last_reader[call.result] = position
+        for read in reads(call):
             if read in local:
                 last_reader[read] = position
     dying: dict[int, list[str]] = {}
@@ -43,4 +46,13 @@ def plan(
         if position in dying:
             steps.append(Free(tuple(dying[position])))
     steps.append(Return(result))
-    return HostProgram(name, inputs, tuple(steps), functions, constants)
+    return HostProgram(name, inputs, tuple(steps), functions, constants, kernels)
+
+
+def reads(step: Call | Launch) -> Iterable[str]:
+    """The names that a step needs; a kernel's results were allocated before, so it needs them too."""
+    match step:
+        case Call():
+            return refs((step.args, step.kwargs))
+        case Launch():
+            return (*step.buffers, *refs(step.sizes))

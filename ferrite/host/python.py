@@ -35,14 +35,19 @@ def emit(program: HostProgram) -> PythonCode:
 
 
 def load(
-    program: HostProgram, code: PythonCode, constants: Mapping[str, Any], resolve: Callable[[str], Any]
+    program: HostProgram,
+    code: PythonCode,
+    constants: Mapping[str, Any],
+    kernels: Mapping[str, Callable[..., None]],
+    resolve: Callable[[str], Any],
 ) -> Callable[[list[Any]], Any]:
-    """Run the source once, with every outside object bound, and give the program's function."""
+    """Run the source once, with every outside object and kernel bound, and give the program's function."""
     filename = f"ferrite/{program.name}.py"
     namespace: dict[str, Any] = {"__name__": f"ferrite.{program.name}", "__loader__": _Source(code.source)}
     namespace |= {"inf": float("inf"), "nan": float("nan")}
     namespace |= {identifier: resolve(path) for identifier, path in code.globals.items()}
     namespace |= constants
+    namespace |= kernels
     try:
         exec(compile(code.source, filename, "exec"), namespace)
     except (SyntaxError, MemoryError, RecursionError) as error:
@@ -82,6 +87,7 @@ def _own_names(program: HostProgram) -> list[str]:
     names = ["args", "inf", "nan", "slice", "complex", program.name]
     names += [entry.name for entry in program.inputs] + [constant.name for constant in program.constants]
     names += [step.result for step in program.steps if isinstance(step, Call)]
+    names += [kernel.name for kernel in program.kernels]
     for function in program.functions:
         names += _own_names(function)
     return names

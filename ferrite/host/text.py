@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Mapping
 from typing import Any
 
 from ferrite.errors import Malformed
-from ferrite.host.nodes import Call, Constant, Free, HostProgram, Input, Return, Step
+from ferrite.host.nodes import Call, Constant, Free, HostProgram, Input, Launch, Return, Step
+from ferrite.loops import text as loop_text
+from ferrite.loops.nodes import Program
 from ferrite.syntax import dotted, read, show, show_call
 
 
 def show_program(program: HostProgram) -> str:
-    parts = [show_program(function) for function in program.functions]
+    parts = [f"@kernel\n{loop_text.show(kernel)}" for kernel in program.kernels]
+    parts += [show_program(function) for function in program.functions]
     if program.constants:
         parts.append("".join(f"{constant.name} = constant({constant.type})\n" for constant in program.constants))
     lines = [f"def {program.name}({', '.join(show_input(entry) for entry in program.inputs)}):"]
@@ -29,6 +33,9 @@ def show_step(step: Step) -> str:
         case Call():
             text = f"{step.result} = {show_call(step.target, step.args, step.kwargs, lambda named: named.path)}"
             return f"{text}  # {step.source}" if step.source else text
+        case Launch():
+            text = f"{step.kernel}({', '.join((*step.buffers, *map(show, step.sizes)))})"
+            return f"{text}  # {step.source}" if step.source else text
         case Free():
             return f"del {', '.join(step.names)}"
         case Return():
@@ -39,29 +46,37 @@ def parse_program(text: str) -> HostProgram:
     """The program that prints as `text`. Raises `Malformed` with the statement that does not fit."""
     functions: list[HostProgram] = []
     constants: list[Constant] = []
+    kernels: dict[str, Program] = {}
     lines = text.splitlines()
     for statement in ast.parse(text).body:
         match statement:
+            case ast.FunctionDef(decorator_list=[ast.Name(id="kernel")]):
+                own = "\n".join(lines[statement.lineno - 1 : statement.end_lineno]) + "\n"
+                kernels[statement.name] = loop_text.parse_program(own)
             case ast.FunctionDef():
                 outer = {function.name for function in functions} | {constant.name for constant in constants}
-                functions.append(_parse_function(statement, lines, outer, tuple(constants)))
+                functions.append(_parse_function(statement, lines, outer, tuple(constants), kernels))
                 constants = []
             case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call(func=ast.Name(id="constant"), args=[kind])):
                 constants.append(Constant(name, _source(kind, lines)))
             case _:
                 raise Malformed("expected a function or a constant", where="host.text", program=ast.unparse(statement))
     *inner, main = functions
-    return HostProgram(main.name, main.inputs, main.steps, tuple(inner), main.constants)
+    return HostProgram(main.name, main.inputs, main.steps, tuple(inner), main.constants, tuple(kernels.values()))
 
 
 def _parse_function(
-    function: ast.FunctionDef, lines: list[str], outer: set[str], constants: tuple[Constant, ...]
+    function: ast.FunctionDef,
+    lines: list[str],
+    outer: set[str],
+    constants: tuple[Constant, ...],
+    kernels: Mapping[str, Program],
 ) -> HostProgram:
     inputs = tuple(_parse_input(argument, lines) for argument in function.args.args)
     known = outer | {entry.name for entry in inputs}
     steps: list[Step] = []
     for statement in function.body:
-        step = _parse_step(statement, lines, known)
+        step = _parse_step(statement, lines, known, kernels)
         if isinstance(step, Call):
             known.add(step.result)
         steps.append(step)
@@ -78,12 +93,16 @@ def _parse_input(argument: ast.arg, lines: list[str]) -> Input:
     return Input(argument.arg, _source(kind, lines), "static" in marks, "donated" in marks)
 
 
-def _parse_step(statement: ast.stmt, lines: list[str], known: set[str]) -> Step:
+def _parse_step(statement: ast.stmt, lines: list[str], known: set[str], kernels: Mapping[str, Program]) -> Step:
     match statement:
         case ast.Assign(targets=[ast.Name(id=result)], value=ast.Call(func=func, args=args, keywords=words)):
             values = tuple(read(arg, known.__contains__) for arg in args)
             named: dict[str, Any] = {str(word.arg): read(word.value, known.__contains__) for word in words}
             return Call(result, dotted(func), values, named, _remark(statement, lines))
+        case ast.Expr(value=ast.Call(func=ast.Name(id=kernel), args=args)) if kernel in kernels:
+            split = len(kernels[kernel].parameters)
+            sizes = tuple(read(arg, known.__contains__) for arg in args[split:])
+            return Launch(kernel, tuple(dotted(arg) for arg in args[:split]), sizes, _remark(statement, lines))
         case ast.Delete(targets=targets):
             return Free(tuple(dotted(target) for target in targets))
         case ast.Return(value=ast.expr() as value):

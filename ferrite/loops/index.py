@@ -557,11 +557,13 @@ def _floordiv_rest(rest: Index, divisor: Index) -> Index:
     if scaled is not None:
         _, outer, _, smaller = scaled
         return floordiv(outer, smaller)
+    # (a // b + c) // d  ->  (a + b*c) // (b*d)
+    for coefficient, monomial in rest.terms:
+        match monomial:
+            case (FloorDiv(dividend=a, divisor=b),) if coefficient == 1 and _sign(b) > 0:
+                return floordiv(a + (rest - _term(1, monomial)) * b, b * divisor)
+    # (a % (c*d)) // d  ->  (a // d) % c
     match rest:
-        # (a // b + n) // d  ->  (a + n*b) // (b*d)
-        case Index(constant=n, terms=((1, (FloorDiv(dividend=a, divisor=b),)),)) if _sign(b) > 0:
-            return floordiv(a + n * b, b * divisor)
-        # (a % (c*d)) // d  ->  (a // d) % c
         case Index(constant=0, terms=((1, (Mod(dividend=a, divisor=b),)),)) if _sign(b) > 0 and divides(divisor, b):
             return mod(floordiv(a, divisor), floordiv(b, divisor))
     return of_atom(FloorDiv(rest, divisor))
@@ -639,8 +641,8 @@ def _split_by_number(dividend: Index, divisor: int) -> tuple[Index, Index]:
     wholes: list[tuple[int, Monomial]] = []
     lefts: list[tuple[int, Monomial]] = []
     for coefficient, monomial in dividend.terms:
-        # A small term stays as it is: -1*i over 4 would otherwise become -i and 3*i.
-        part = 0 if abs(coefficient) < divisor else coefficient // divisor
+        # Towards zero: what is left keeps its sign, and quotient and rest still grow in the same direction.
+        part = coefficient // divisor if coefficient >= 0 else -(-coefficient // divisor)
         if part:
             wholes.append((part, monomial))
         if coefficient != part * divisor:

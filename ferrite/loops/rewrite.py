@@ -7,7 +7,8 @@ another one, or to None where it does not apply; its docstring says "before -> a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, count
 from typing import Any, TypeAlias, TypeVar, Union, cast
 from weakref import WeakKeyDictionary
 
@@ -276,10 +277,10 @@ def _with_bound(node: Tree, renamed: Mapping[Axis, Axis]) -> Tree:
     return node
 
 
-def fresh_name(wish: str, taken: Iterable[str]) -> str:
+def fresh_name(wish: str, *taken: Collection[str]) -> str:
     """The wish itself if it is free, or the first of wish_1, wish_2, ... that is."""
-    names = set(taken)
-    return next(name for name in (wish, *(f"{wish}_{n}" for n in range(1, len(names) + 2))) if name not in names)
+    names = chain((wish,), (f"{wish}_{number}" for number in count(1)))
+    return next(name for name in names if not any(name in those for those in taken))
 
 
 def names_in(node: Tree) -> set[str]:

@@ -1,29 +1,60 @@
-"""The table of lowerings: which function turns which op into loops. Two rows for one op is an error at once."""
+"""The table of lowerings: which function turns which op into loops. Two rows for one op is an error at once.
+
+A row is called with the op's arguments: tensors as `value.Tensor`, symbolic sizes as `Index`, everything else as it
+stands. It gives a `Tensor`, a tuple of them, or a `Built`; it raises `Unsupported` for arguments that it does not
+handle, and the op then runs in eager. Rows of views (`views`) give a `Tensor` that only reads its first argument
+elsewhere: the lowering may instead run the op itself on the tensor in memory, which keeps aliasing.
+"""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from ferrite.errors import Malformed
 
-Row = Callable[..., Any]
+
+@dataclass(frozen=True)
+class Row:
+    """One entry: the function, whether its result is a view of its first argument, whether it asks for `result`."""
+
+    lower: Callable[..., Any]
+    is_view: bool
+    wants_result: bool
+
 
 _rows: dict[Any, Row] = {}
 
 
-def lowers(*ops: Any) -> Callable[[Row], Row]:
-    """Make the decorated function the row of each op."""
+def lowers(*ops: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Make the decorated function the row of each op. A row with a keyword `result` is told what eager would give."""
+    return _enter(ops, is_view=False)
 
-    def enter(row: Row) -> Row:
+
+def views(*ops: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """As `lowers`, for ops whose results share memory with their first argument."""
+    return _enter(ops, is_view=True)
+
+
+def _enter(ops: tuple[Any, ...], *, is_view: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def enter(lower: Callable[..., Any]) -> Callable[..., Any]:
+        wants_result = "result" in inspect.signature(lower).parameters
         for op in ops:
             if op in _rows:
-                raise Malformed(f"{op} has two rows: {_rows[op].__name__} and {row.__name__}", where="lower.table")
-            _rows[op] = row
-        return row
+                raise Malformed(
+                    f"{op} has two rows: {_rows[op].lower.__name__} and {lower.__name__}", where="lower.table"
+                )
+            _rows[op] = Row(lower, is_view, wants_result)
+        return lower
 
     return enter
 
 
 def row_of(op: Any) -> Row | None:
     return _rows.get(op)
+
+
+def all_rows() -> dict[Any, Row]:
+    return dict(_rows)

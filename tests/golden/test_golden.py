@@ -63,7 +63,7 @@ def run_graph_passes(module: GraphModule, names: list[str]) -> Outcome:
 def host_program(module: GraphModule) -> HostProgram:
     lowered = lower(module)
     constants = constant_nodes(lowered.constants)
-    return plan("program", lowered.inputs, lowered.calls, lowered.result, lowered.functions, constants)
+    return plan("program", lowered.inputs, lowered.steps, lowered.result, lowered.functions, constants)
 
 
 def compiled(program: HostProgram) -> CompiledGraph:

@@ -21,7 +21,7 @@ ARROWS: dict[str, set[str]] = {
     "lower": {"errors", "syntax", "graph", "host", "loops"},
     "schedule": {"errors", "loops"},
     "native": {"errors", "loops", "schedule"},
-    "artifact": {"errors", "graph", "host", "native"},
+    "artifact": {"errors", "graph", "host", "loops", "native"},
     "report": {"artifact", "graph", "options"},
     "passes": {"errors", "graph", "options", "report"},
     "pipeline": {"artifact", "graph", "host", "loops", "lower", "native", "options", "passes", "report", "schedule"},

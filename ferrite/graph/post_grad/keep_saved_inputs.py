@@ -3,8 +3,8 @@
     return (new_x, y, x)            with new_x written over x after the call, and x saved for the backward
     ->  clone = aten.clone(x); return (new_x, y, clone)
 
-Eager's in-place ops save their operand before they write to it, so `x.acos_()` has a gradient. AOTAutograd saves the input
-itself and lets the caller overwrite it: the backward would then refuse to run.
+Eager's in-place ops save their operand before they write to it, so `x.acos_()` has a gradient. AOTAutograd saves the
+input itself and lets the caller overwrite it: the backward would then refuse to run.
 """
 
 from __future__ import annotations

@@ -63,13 +63,14 @@ class _Joins:
     are computed together still are."""
 
     def __init__(self, taken: frozenset[str]) -> None:
-        self.names = set(taken)
+        self.taken = taken
+        self.names: set[str] = set()
         self.axes: dict[tuple[Axis, Axis], Axis] = {}
 
     def of(self, outer: Axis, inner: Axis) -> Axis:
         found = self.axes.get((outer, inner))
         if found is None:
-            name = fresh_name(f"{outer.name}_{inner.name}", self.names)
+            name = fresh_name(f"{outer.name}_{inner.name}", self.taken, self.names)
             self.names.add(name)
             found = self.axes[outer, inner] = Axis(name, multiply(outer.extent, inner.extent))
         return found
