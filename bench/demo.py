@@ -26,7 +26,7 @@ COLUMNS = (
     Column("steady call", "steady_call", spread=False),
     Column("vs eager", "steady_call", ratio=True, spread=False),
     Column("peak memory", "peak_memory", spread=False),
-    Column("answer vs eager", "difference", spread=False),
+    Column("answer", "difference", spread=False),
 )
 
 

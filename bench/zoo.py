@@ -414,18 +414,20 @@ def mixtral(size: Size) -> nn.Module:
                 use_cache=False,
             )
         )
-    return MixtralForCausalLM(
-        MixtralConfig(
-            vocab_size=99,
-            hidden_size=32,
-            intermediate_size=64,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            num_local_experts=4,
-            num_experts_per_tok=2,
-            max_position_embeddings=64,
-            use_cache=False,
+    return (
+        MixtralForCausalLM(  # one layer: in training its graph breaks into a dozen, and each further layer adds as many
+            MixtralConfig(
+                vocab_size=99,
+                hidden_size=32,
+                intermediate_size=64,
+                num_hidden_layers=1,
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                num_local_experts=4,
+                num_experts_per_tok=2,
+                max_position_embeddings=64,
+                use_cache=False,
+            )
         )
     )
 

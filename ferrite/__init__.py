@@ -65,7 +65,10 @@ def last_record() -> Record | None:
 
 
 def reset() -> None:
-    """Forget every compiled function, as `torch._dynamo.reset()` does."""
+    """Forget every compiled function, as `torch._dynamo.reset()` does, and what earlier compiles left behind."""
     import torch._dynamo
 
+    from ferrite import backend
+
     torch._dynamo.reset()
+    backend.reset()

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch._dynamo.utils import flatten_graph_inputs
+from torch._guards import TracingContext
 from torch.fx import GraphModule, Node
 from torch.fx.graph import CodeGen, _PyTreeCodeGen
 from torch.utils import _pytree as pytree
@@ -29,8 +30,14 @@ def compile_shaped(module: Any, inputs: Sequence[Any], compile_flat: Compiler) -
         return _through_flat_outputs(module, inputs, compile_flat)
     if isinstance(module.graph._codegen, _PyTreeCodeGen):
         return _through_pytree_specs(module, inputs, compile_flat)
-    if not _returns_flat_tuple(module):
+    if TracingContext.try_get() is None or not _returns_flat_tuple(module):
+        # Dynamo takes any sequence for a tuple; any other caller gets what the graph returns.
         return _through_output_spec(module, inputs, compile_flat)
+    return _through_flat_inputs(module, inputs, compile_flat)
+
+
+def _through_flat_inputs(module: GraphModule, inputs: list[Any], compile_flat: Compiler) -> Callable[..., Any]:
+    """A graph that takes lists, tuples or dicts: compile it on their leaves."""
     if any(isinstance(value, (list, tuple, dict)) for value in inputs):
         return flatten_graph_inputs(module, inputs, compile_flat)
     return compile_flat(module, inputs)
@@ -71,17 +78,28 @@ def _through_output_spec(module: GraphModule, inputs: list[Any], compile_flat: C
             result = _type_of_results(result)(
                 module.graph.call_function(operator.getitem, (result, index)) for index in range(count)
             )
-    leaves, spec = pytree.tree_flatten(result)
+    leaves, spec = pytree.tree_flatten(_plain(result))
     output.args = (tuple(leaves),)
     module.recompile()
     if not _returns_flat_tuple(module):
         raise RuntimeError(f"Ferrite compiles graphs that return tensors in a tuple; this one returns\n{module.graph}")
-    compiled = compile_shaped(module, inputs, compile_flat)
+    compiled = _through_flat_inputs(module, inputs, compile_flat)
 
     def call(*args: Any) -> Any:
         return pytree.tree_unflatten(list(compiled(*args)), spec)
 
     return call
+
+
+def _plain(result: Any) -> Any:
+    """FX keeps lists and dicts in classes of its own; the caller knows Python's."""
+    if isinstance(result, dict):
+        return {key: _plain(item) for key, item in result.items()}
+    if isinstance(result, list):
+        return [_plain(item) for item in result]
+    if type(result) is tuple:
+        return tuple(_plain(item) for item in result)
+    return result
 
 
 def _number_of_results(node: Node) -> int | None:

@@ -166,7 +166,8 @@ def _typed(name: str, value: Any) -> Any:
     if expected == "tuple[str, ...]":
         parts = [part.strip() for part in value.split(",")] if isinstance(value, str) else list(value)
         if not all(isinstance(part, str) for part in parts):
-            raise RuntimeError(f"Ferrite option {name!r} expects {expected}, given {value!r}")
+            kinds_given = ", ".join(type(part).__name__ for part in parts)
+            raise RuntimeError(f"Ferrite option {name!r} expects {expected}, given a list of {kinds_given}: {value!r}")
         return tuple(part for part in parts if part)
     if name in _CHOICES and value not in _CHOICES[name]:
         raise RuntimeError(_unknown(name.replace("_", " "), value, _CHOICES[name]))

@@ -72,7 +72,7 @@ def compile_graph(
     with record.stage("post_grad"):
         edit_post_grad(module, phase, options, record)
     with record.stage("lower"):
-        check_graph(module, "lower", after_autograd=True)
+        check_graph(module, "lower", after_autograd=True, values=True)
         lowered = lower(module, inputs.static, inputs.donated, use_rows=options.executor != "eager")
         record.fell_back(lowered.fallbacks, lowered.reasons)
     with record.stage("loops"):

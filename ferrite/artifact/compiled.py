@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 import torch
+from torch._guards import tracing
 from torch._ops import OpOverload
 from torch.autograd import profiler
 
@@ -67,7 +68,7 @@ class CompiledGraph:
         """Link the program into this process; the second time gives the same function."""
         if self.run is None:
             kernels = {kernel.name: oracle_kernel(kernel) for kernel in self.program.kernels}
-            body = load(self.program, self.code, self.constants, kernels, _callable)
+            body = load(self.program, self.code, self.constants, kernels, resolve, _callable)
             self.run = _with_profiler_scope(body, f"ferrite {self.program.name} {self.key[:12]}")
             self.run.compiled = self  # type: ignore[attr-defined]
         return self.run
@@ -90,7 +91,9 @@ class CompiledGraph:
     @staticmethod
     def from_bytes(data: bytes) -> CompiledGraph:
         parcel = msgspec.msgpack.decode(data, type=_Parcel)
-        constants = torch.load(io.BytesIO(parcel.constants), weights_only=True)
+        # Under a tracing context torch.load would give fake tensors.
+        with tracing(None):
+            constants = torch.load(io.BytesIO(parcel.constants), weights_only=True)
         return CompiledGraph(parse_program(parcel.program), constants, parcel.facts)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -98,7 +101,7 @@ class CompiledGraph:
 
 
 def _callable(path: str) -> Any:
-    """The object that generated code calls: for a plain operator what its Python wrapper would call, one frame less."""
+    """What generated code calls: for a plain operator what its Python wrapper would call, one frame less."""
     found = resolve(path)
     return found._op if type(found) is OpOverload else found
 

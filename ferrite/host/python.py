@@ -23,7 +23,8 @@ class PythonCode:
     """Source text, and which outside object each of its global names stands for."""
 
     source: str
-    globals: dict[str, str]  # identifier -> name of the object
+    called: dict[str, str]  # identifier of something that is only called -> its name
+    passed: dict[str, str]  # identifier of an object that is passed along -> its name
 
 
 def emit(program: HostProgram) -> PythonCode:
@@ -31,7 +32,7 @@ def emit(program: HostProgram) -> PythonCode:
     names = _Names(program)
     parts = [_function(function, names, boxed=False) for function in program.functions]
     parts.append(_function(program, names, boxed=True))
-    return PythonCode("\n\n".join(parts), names.bound)
+    return PythonCode("\n\n".join(parts), names.called, names.passed)
 
 
 def load(
@@ -40,12 +41,17 @@ def load(
     constants: Mapping[str, Any],
     kernels: Mapping[str, Callable[..., None]],
     resolve: Callable[[str], Any],
+    resolve_call: Callable[[str], Any],
 ) -> Callable[[list[Any]], Any]:
-    """Run the source once, with every outside object and kernel bound, and give the program's function."""
+    """Run the source once, with every outside object and kernel bound, and give the program's function.
+
+    `resolve_call` may give something that is quicker to call than the object itself.
+    """
     filename = f"ferrite/{program.name}.py"
     namespace: dict[str, Any] = {"__name__": f"ferrite.{program.name}", "__loader__": _Source(code.source)}
     namespace |= {"inf": float("inf"), "nan": float("nan")}
-    namespace |= {identifier: resolve(path) for identifier, path in code.globals.items()}
+    namespace |= {identifier: resolve_call(path) for identifier, path in code.called.items()}
+    namespace |= {identifier: resolve(path) for identifier, path in code.passed.items()}
     namespace |= constants
     namespace |= kernels
     try:
@@ -60,26 +66,30 @@ class _Names:
     """Identifiers for outside objects: the dotted name with underscores, never one that the program uses itself."""
 
     def __init__(self, program: HostProgram) -> None:
-        self.bound: dict[str, str] = {}
-        self._identifiers: dict[str, str] = {}
+        self.called: dict[str, str] = {}
+        self.passed: dict[str, str] = {}
+        self._identifiers: dict[tuple[str, bool], str] = {}
         self._taken = set(_own_names(program))
         for name in self._taken:
             if not name.isidentifier():
                 raise Malformed(f"{name!r} is no identifier", where="host.python")
 
     def __call__(self, named: Named) -> str:
-        return self.identifier(named.path)
+        return self._identifier(named.path, self.passed)
 
-    def identifier(self, path: str) -> str:
-        known = self._identifiers.get(path)
+    def of_target(self, path: str) -> str:
+        return self._identifier(path, self.called)
+
+    def _identifier(self, path: str, bound: dict[str, str]) -> str:
+        known = self._identifiers.get((path, bound is self.called))
         if known is not None:
             return known
         identifier = re.sub(r"\W+", "_", path).strip("_")
         while identifier in self._taken:
             identifier += "_"
         self._taken.add(identifier)
-        self._identifiers[path] = identifier
-        self.bound[identifier] = path
+        self._identifiers[path, bound is self.called] = identifier
+        bound[identifier] = path
         return identifier
 
 
@@ -113,7 +123,7 @@ def _call(call: Call, names: _Names) -> str:
     match call:
         case Call(target="operator.getitem", args=(Ref(name=name), int() | str() as index)):
             return f"{call.result} = {name}[{index!r}]{remark}"
-    return f"{call.result} = {show_call(names.identifier(call.target), call.args, call.kwargs, names)}{remark}"
+    return f"{call.result} = {show_call(names.of_target(call.target), call.args, call.kwargs, names)}{remark}"
 
 
 @dataclass(frozen=True)

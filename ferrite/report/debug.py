@@ -16,7 +16,7 @@ import torch
 from torch.fx import GraphModule
 
 from ferrite.artifact.compiled import CompiledGraph
-from ferrite.graph.query import attribute
+from ferrite.graph.query import attribute, children, family
 from ferrite.graph.text import show_graph
 from ferrite.options import Options
 from ferrite.report.record import Record
@@ -31,26 +31,29 @@ from pathlib import Path
 import torch
 from torch import device, inf, nan  # names that the code below uses
 
+constants = torch.load(Path(__file__).with_name("constants.pt"), weights_only=True)
 
-class Captured(torch.nn.Module):
-{code}
-
+{classes}
 
 module = Captured()
-for name, value in torch.load(Path(__file__).with_name("constants.pt"), weights_only=True).items():
-    setattr(module, name, value)
 torch.manual_seed(0)
 inputs = [
 {inputs}
 ]
 if __name__ == "__main__":
-    graph = torch.fx.symbolic_trace(module)
     if sys.argv[1:] == ["ferrite"]:
-        import ferrite.backend
-
-        graph = ferrite.backend.compile(graph, inputs, options={{"strict": True}})
-    print(graph(*inputs))
+        module = torch.compile(module, backend="ferrite", options={{"strict": True}})
+    print(module(*inputs))
 '''
+
+_CLASS = """
+class {name}(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+{attributes}
+
+{code}
+"""
 
 
 class DebugFolder:
@@ -64,12 +67,7 @@ class DebugFolder:
             return
         self._write("captured.txt", show_graph(module.graph, types=True, sources=True))
         self._write("run.py", script(module, name))
-        constants = {
-            str(node.target): value
-            for node in module.graph.find_nodes(op="get_attr")
-            if isinstance(value := attribute(module, str(node.target)), torch.Tensor)
-        }
-        self._guarded("constants.pt", lambda path: torch.save(constants, path))
+        self._guarded("constants.pt", lambda path: torch.save(constants_of(module), path))
 
     def compiled(self, module: GraphModule, compiled: CompiledGraph, record: Record) -> None:
         if self._folder is None:
@@ -93,11 +91,42 @@ class DebugFolder:
 
 
 def script(module: GraphModule, name: str) -> str:
-    """A Python file that rebuilds the graph and runs it on random inputs of the captured sizes."""
-    code = module.graph.python_code("self").src
-    indented = "\n".join(f"    {line}" for line in code.strip().splitlines())
+    """A Python file that rebuilds the graph and its children and runs it on random inputs of the captured sizes."""
+    classes = "\n".join(_class_text(path, member) for path, member in family(module))
     inputs = "\n".join(f"    {_input_text(node)}," for node in module.graph.find_nodes(op="placeholder"))
-    return _SCRIPT.format(name=name, code=indented, inputs=inputs)
+    return _SCRIPT.format(name=name, classes=classes, inputs=inputs)
+
+
+def constants_of(module: GraphModule) -> dict[str, torch.Tensor]:
+    """The tensors that a graph and its children own, by where they stand."""
+    return {
+        f"{path}.{node.target}": value
+        for path, member in family(module)
+        for node in member.graph.find_nodes(op="get_attr")
+        if isinstance(value := attribute(member, str(node.target)), torch.Tensor)
+    }
+
+
+def _class_text(path: str, member: GraphModule) -> str:
+    attributes = [f"self.{name} = {_class_name(path, name)}()" for name, _ in children(member)]
+    attributes += [
+        f"self.{node.target} = constants[{f'{path}.{node.target}'!r}]"
+        for node in member.graph.find_nodes(op="get_attr")
+        if isinstance(attribute(member, str(node.target)), torch.Tensor)
+    ]
+    code = member.graph.python_code("self").src.strip()
+    indented = "\n".join(f"    {line}" for line in code.splitlines())
+    lines = "\n".join(f"        {line}" for line in attributes)
+    name = "Captured" if path == "main" else _identifier(path)
+    return _CLASS.format(name=name, attributes=lines, code=indented)
+
+
+def _class_name(path: str, child: str) -> str:
+    return _identifier(child if path == "main" else f"{path}.{child}")
+
+
+def _identifier(path: str) -> str:
+    return "Captured_" + "".join(letter if letter.isalnum() else "_" for letter in path)
 
 
 def _input_text(node: torch.fx.Node) -> str:

@@ -13,7 +13,9 @@ from ferrite.report.record import GraphRecord, Record
 
 def render(record: Record, width: int = 100) -> str:
     """Plain text, the same for the same record but for the times in it."""
-    console = Console(width=width, record=True, file=io.StringIO(), color_system=None, legacy_windows=False)
+    console = Console(
+        width=width, record=True, file=io.StringIO(), color_system=None, legacy_windows=False, markup=False, emoji=False
+    )
     console.print(f"Ferrite, graph {record.graph_id}: {1e3 * record.seconds:.1f} ms in {len(record.graphs)} graph(s)")
     for entry in record.graphs:
         if entry.stages:
@@ -25,7 +27,7 @@ def render(record: Record, width: int = 100) -> str:
         if entry.decisions:
             console.print(decision_table(entry))
     for failure in record.failures:
-        console.print(f"fell back: {failure}", markup=False)
+        console.print(f"fell back: {failure}")
     return console.export_text()
 
 

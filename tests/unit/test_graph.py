@@ -40,7 +40,7 @@ aten = torch.ops.aten
         torch.device("meta"),
         max,
     ],
-    ids=str,
+    ids=lambda thing: getattr(thing, "__name__", str(thing)),
 )
 def test_names_resolve_to_the_same_object(thing: object) -> None:
     name = name_of(thing)
@@ -98,8 +98,9 @@ def test_source_line_is_the_last_frame() -> None:
 def test_check_refuses_calls_without_value() -> None:
     module = parse_graph("def graph(x: f32[2]):\n    sin = aten.sin.default(x)\n    return (sin,)\n")
     del module.graph.find_nodes(op="call_function", target=aten.sin.default)[0].meta["val"]
+    check_graph(module, "between passes", after_autograd=True)
     with pytest.raises(Malformed, match="sin has no fake value"):
-        check_graph(module, "test", after_autograd=True)
+        check_graph(module, "before lowering", after_autograd=True, values=True)
 
 
 def test_refresh_recomputes_what_an_edit_made_stale() -> None:

@@ -129,7 +129,7 @@ def test_operator_names_do_not_clash_with_values() -> None:
     first = Call("aten_sin_default", "aten.sin.default", (Ref("x"),), {})
     second = Call("y", "aten.sin.default", (Ref("aten_sin_default"),), {})
     code = emit(sine_program(first, second))
-    assert code.globals == {"aten_sin_default_": "aten.sin.default"}
+    assert code.called == {"aten_sin_default_": "aten.sin.default"}
     (result,) = CompiledGraph(sine_program(first, second), {}, FACTS)([torch.ones(3)])
     assert torch.equal(result, torch.ones(3).sin().sin())
 

@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -15,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ferrite.loops import intern
 from ferrite.loops.index import (
     ONE,
     ZERO,
@@ -282,6 +284,38 @@ def test_the_order_of_terms_does_not_depend_on_the_hash_seed() -> None:
     assert texts[0].count("\n") == 60
 
 
+def test_nodes_go_when_nobody_holds_them() -> None:
+    def of_this_test() -> int:
+        return sum(1 for key in intern._entries if key[0] is Axis and key[1].startswith("short_lived"))
+
+    for number in range(2000):
+        Axis(f"short_lived{number}", ONE)
+    assert of_this_test() < 2000
+    intern._sweep()
+    assert of_this_test() == 0
+
+
+def test_threads_build_one_node() -> None:
+    built_at_once: list[list[Axis]] = [[] for _ in range(4)]
+    start = threading.Barrier(4)
+
+    def build(into: list[Axis]) -> None:
+        start.wait()
+        into.extend(Axis(f"threaded{number}", ONE) for number in range(3000))
+
+    threads = [threading.Thread(target=build, args=(into,)) for into in built_at_once]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert all(len({id(node) for node in same}) == 1 for same in zip(*built_at_once, strict=True))
+
+
 # ---- facts
 
 
@@ -361,6 +395,7 @@ s0, s1, s2, s3 = (SIZES[name] for name in ("s0", "s1", "s2", "s3"))
         (mod(s0 * i + p, 4 * s0), "s0*(i % 4) + p"),
         (t // 4 // 3, "(t // 12)"),
         ((t // 4 + 1) // 3, "((t + 4) // 12)"),
+        ((t // 4 - i) // 3, "((-4*i + t) // 12)"),
         (t % 12 // 4, "((t // 4) % 3)"),
         (t % 12 % 4, "(t % 4)"),
         (4 * (t // 4) + t % 4, "t"),

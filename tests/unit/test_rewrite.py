@@ -435,7 +435,6 @@ def test_substitution_reaches_data() -> None:
     moved = substitute_axes(expr, {only_axis(i): 2 * j + 1})
     assert free_axes(moved) == {only_axis(j)}
     assert show(moved).count("n[2*j + 1]") >= 1
-    assert "i" not in show(moved).replace("checked", "").replace("IndexError", "").replace("i64", "")[:3]
     assert substitute_axes(expr, {only_axis(j): i}) is expr
 
 
