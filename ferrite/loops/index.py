@@ -28,9 +28,10 @@ class Node(metaclass=Interned):
     """What indices and expressions share: a place in memory of their own, weak references to it, and answers that are
     worked out once and kept for as long as the node lives."""
 
-    __slots__ = ("__weakref__", "_digest", "_free", "_high", "_key", "_low")
+    __slots__ = ("__weakref__", "_digest", "_dtype", "_free", "_high", "_key", "_low")
 
     _digest: bytes
+    _dtype: Any
     _free: frozenset[Atom]
     _high: Bound
     _key: tuple[Any, ...]

@@ -113,7 +113,7 @@ class Apply(Expr):
 
     @property
     def dtype(self) -> DType:
-        return b8 if OPERATIONS[self.operation].result == "bool" else self.operands[0].dtype
+        return b8 if OPERATIONS[self.operation].result == "bool" else _dtype_of_first(self)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -130,7 +130,7 @@ class Select(Expr):
 
     @property
     def dtype(self) -> DType:
-        return self.yes.dtype
+        return _dtype_of_first(self)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -147,7 +147,7 @@ class Guarded(Expr):
 
     @property
     def dtype(self) -> DType:
-        return self.value.dtype
+        return _dtype_of_first(self)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -223,6 +223,25 @@ class Reduce(Expr):
     @property
     def dtype(self) -> DType:
         return _result_dtype(dict(REDUCTIONS[self.operation].results)[self.result], self.body.dtype)
+
+
+def _dtype_of_first(node: Expr) -> DType:
+    """The dtype that a node takes over from an operand, looked up once and kept. Without recursion: chains are long."""
+    above: list[Expr] = []
+    while not hasattr(node, "_dtype"):
+        match node:
+            case Apply(operation=operation, operands=(first, *_)) if OPERATIONS[operation].result == "same":
+                above.append(node)
+                node = first
+            case Select(yes=first) | Guarded(value=first):
+                above.append(node)
+                node = first
+            case _:
+                break
+    dtype: DType = node._dtype if hasattr(node, "_dtype") else node.dtype
+    for waiting in above:
+        object.__setattr__(waiting, "_dtype", dtype)
+    return dtype
 
 
 # ---- statements

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from ferrite.errors import Unsupported
-from ferrite.loops.dtypes import DType, b8, f32, f64, i64
+from ferrite.loops.dtypes import DType, b8, f32
 from ferrite.loops.index import Index
-from ferrite.loops.nodes import Bits, Expr, Position
+from ferrite.loops.nodes import Expr
 from ferrite.lower.table import lowers
 from ferrite.lower.value import (
     FROM_DTYPE,
@@ -33,7 +33,6 @@ from ferrite.lower.value import (
     promote,
     scalar,
     select,
-    tensor,
     to_float,
 )
 
@@ -72,6 +71,16 @@ def zero(dtype: DType) -> Expr:
 
 def logical_not(condition: Expr) -> Expr:
     return apply("not_", condition)
+
+
+def floats_only(x: Tensor, op: str) -> None:
+    if not x.dtype.is_float:
+        raise Unsupported(f"{op} of {x.dtype}", why="eager raises")
+
+
+def limit(value: Expr, low: Expr, high: Expr) -> Expr:
+    """min(max(value, low), high); NaN stays NaN."""
+    return apply("minimum", apply("maximum", value, low), high)
 
 
 # ---- functions of one number
@@ -231,129 +240,6 @@ def nan_to_num(x: Tensor, nan: float | None = None, posinf: float | None = None,
         return select(apply("isnan", v), const(nan or 0.0, v.dtype), finite)
 
     return arithmetic(body, x)
-
-
-# ---- activations
-
-
-@lowers(aten.relu.default)
-def relu(x: Tensor) -> Tensor:
-    """max(x, 0); NaN stays NaN, -0.0 becomes what eager's maximum gives: 0."""
-    not_bool(x.dtype, "relu")
-    return arithmetic(lambda v: apply("maximum", v, zero(v.dtype)), x)
-
-
-@lowers(aten.relu6.default)
-def relu6(x: Tensor) -> Tensor:
-    return clamp(x, 0, 6)
-
-
-@lowers(aten.silu.default)
-def silu(x: Tensor) -> Tensor:
-    """x / (1 + exp(-x))"""
-    floats_only(x, "silu")
-    return unary(lambda v: apply("div", v, apply("add", one(v.dtype), apply("exp", apply("neg", v)))), x)
-
-
-@lowers(aten.gelu.default)
-def gelu(x: Tensor, approximate: str = "none") -> Tensor:
-    floats_only(x, "gelu")
-
-    def exact(v: Expr) -> Expr:
-        root = const(math.sqrt(0.5), v.dtype)
-        inner = apply("add", one(v.dtype), apply("erf", apply("mul", v, root)))
-        return apply("mul", apply("mul", v, const(0.5, v.dtype)), inner)
-
-    def by_tanh(v: Expr) -> Expr:
-        cube = apply("mul", apply("mul", v, v), v)
-        inner = apply("add", v, apply("mul", const(0.044715, v.dtype), cube))
-        bent = apply("tanh", apply("mul", const(math.sqrt(2 / math.pi), v.dtype), inner))
-        return apply("mul", apply("mul", const(0.5, v.dtype), v), apply("add", one(v.dtype), bent))
-
-    return unary(by_tanh if approximate == "tanh" else exact, x)
-
-
-@lowers(aten.leaky_relu.default)
-def leaky_relu(x: Tensor, negative_slope: Number = 0.01) -> Tensor:
-    floats_only(x, "leaky_relu")
-
-    def body(v: Expr) -> Expr:
-        return select(apply("gt", v, zero(v.dtype)), v, apply("mul", v, scalar(negative_slope, v.dtype)))
-
-    return unary(body, x)
-
-
-@lowers(aten.elu.default)
-def elu(x: Tensor, alpha: Number = 1, scale: Number = 1, input_scale: Number = 1) -> Tensor:
-    floats_only(x, "elu")
-
-    def body(v: Expr) -> Expr:
-        below = apply("expm1", apply("mul", v, scalar(input_scale, v.dtype)))
-        below = apply("mul", apply("mul", below, scalar(alpha, v.dtype)), scalar(scale, v.dtype))
-        return select(apply("gt", v, zero(v.dtype)), apply("mul", v, scalar(scale, v.dtype)), below)
-
-    return unary(body, x)
-
-
-@lowers(aten.softplus.default)
-def softplus(x: Tensor, beta: Number = 1, threshold: Number = 20) -> Tensor:
-    """log1p(exp(beta x)) / beta; x itself where beta x passes the threshold."""
-    floats_only(x, "softplus")
-
-    def body(v: Expr) -> Expr:
-        scaled = apply("mul", v, scalar(beta, v.dtype))
-        soft = apply("div", apply("log1p", apply("exp", scaled)), scalar(beta, v.dtype))
-        return select(apply("gt", scaled, scalar(threshold, v.dtype)), v, soft)
-
-    return unary(body, x)
-
-
-@lowers(aten.hardtanh.default)
-def hardtanh(x: Tensor, min_val: Number = -1, max_val: Number = 1) -> Tensor:
-    return clamp(x, min_val, max_val)
-
-
-@lowers(aten.hardsigmoid.default)
-def hardsigmoid(x: Tensor) -> Tensor:
-    floats_only(x, "hardsigmoid")
-
-    def body(v: Expr) -> Expr:
-        shifted = apply("add", v, const(3, v.dtype))
-        return apply("div", limit(shifted, const(0, v.dtype), const(6, v.dtype)), const(6, v.dtype))
-
-    return unary(body, x)
-
-
-@lowers(aten.hardswish.default)
-def hardswish(x: Tensor) -> Tensor:
-    floats_only(x, "hardswish")
-
-    def body(v: Expr) -> Expr:
-        shifted = limit(apply("add", v, const(3, v.dtype)), const(0, v.dtype), const(6, v.dtype))
-        return apply("div", apply("mul", v, shifted), const(6, v.dtype))
-
-    return unary(body, x)
-
-
-@lowers(aten.mish.default)
-def mish(x: Tensor) -> Tensor:
-    floats_only(x, "mish")
-    return unary(lambda v: apply("mul", v, apply("tanh", apply("log1p", apply("exp", v)))), x)
-
-
-@lowers(aten.log_sigmoid_forward.default)
-def log_sigmoid_forward(x: Tensor) -> Any:
-    raise Unsupported("log_sigmoid_forward", why="its second result is a scratch buffer of eager's own")
-
-
-def floats_only(x: Tensor, op: str) -> None:
-    if not x.dtype.is_float:
-        raise Unsupported(f"{op} of {x.dtype}", why="eager raises")
-
-
-def limit(value: Expr, low: Expr, high: Expr) -> Expr:
-    """min(max(value, low), high); NaN stays NaN."""
-    return apply("minimum", apply("maximum", value, low), high)
 
 
 # ---- arithmetic of two
@@ -800,80 +686,6 @@ def xlogy(x: Any, y: Any) -> Tensor:
     return pointwise(body, x, y, compute=compute_dtype(result), result=result)
 
 
-# ---- gradients of activations
-
-
-@lowers(aten.threshold_backward.default)
-def threshold_backward(grad: Tensor, x: Tensor, limit_: Number) -> Tensor:
-    """0 where x <= limit. A NaN in x lets the gradient through, as in eager."""
-
-    def body(g: Expr, v: Expr) -> Expr:
-        return select(apply("le", v, scalar(limit_, v.dtype)), zero(g.dtype), g)
-
-    return arithmetic(body, grad, x)
-
-
-@lowers(aten.tanh_backward.default)
-def tanh_backward(grad: Tensor, y: Tensor) -> Tensor:
-    return arithmetic(lambda g, v: apply("mul", g, apply("sub", one(g.dtype), apply("mul", v, v))), grad, y)
-
-
-@lowers(aten.sigmoid_backward.default)
-def sigmoid_backward(grad: Tensor, y: Tensor) -> Tensor:
-    return arithmetic(lambda g, v: apply("mul", apply("mul", g, apply("sub", one(g.dtype), v)), v), grad, y)
-
-
-@lowers(aten.silu_backward.default)
-def silu_backward(grad: Tensor, x: Tensor) -> Tensor:
-    def body(g: Expr, v: Expr) -> Expr:
-        s = apply("div", one(v.dtype), apply("add", one(v.dtype), apply("exp", apply("neg", v))))
-        slope = apply("add", one(v.dtype), apply("mul", v, apply("sub", one(v.dtype), s)))
-        return apply("mul", apply("mul", g, s), slope)
-
-    return arithmetic(body, grad, x)
-
-
-@lowers(aten.gelu_backward.default)
-def gelu_backward(grad: Tensor, x: Tensor, approximate: str = "none") -> Tensor:
-    def exact(g: Expr, v: Expr) -> Expr:
-        d = v.dtype
-        cdf = apply("mul", const(0.5, d), apply("add", one(d), apply("erf", apply("mul", v, const(math.sqrt(0.5), d)))))
-        bell = apply("exp", apply("mul", apply("mul", v, v), const(-0.5, d)))
-        density = apply("mul", const(1 / math.sqrt(2 * math.pi), d), bell)
-        return apply("mul", g, apply("add", cdf, apply("mul", v, density)))
-
-    def by_tanh(g: Expr, v: Expr) -> Expr:
-        d = v.dtype
-        beta, kappa = const(math.sqrt(2 / math.pi), d), const(0.044715, d)
-        squared = apply("mul", v, v)
-        inner = apply("mul", beta, apply("add", v, apply("mul", kappa, apply("mul", squared, v))))
-        bent = apply("tanh", inner)
-        left, right = apply("mul", const(0.5, d), v), apply("add", one(d), bent)
-        slope = apply("sub", one(d), apply("mul", bent, bent))
-        steep = apply("mul", beta, apply("add", one(d), apply("mul", apply("mul", const(3, d), kappa), squared)))
-        derivative = apply("add", apply("mul", const(0.5, d), right), apply("mul", left, apply("mul", slope, steep)))
-        return apply("mul", g, derivative)
-
-    return arithmetic(by_tanh if approximate == "tanh" else exact, grad, x)
-
-
-@lowers(aten.leaky_relu_backward.default)
-def leaky_relu_backward(grad: Tensor, x: Tensor, negative_slope: Number, self_is_result: bool) -> Tensor:
-    def body(g: Expr, v: Expr) -> Expr:
-        return select(apply("gt", v, zero(v.dtype)), g, apply("mul", g, scalar(negative_slope, g.dtype)))
-
-    return arithmetic(body, grad, x)
-
-
-@lowers(aten.hardtanh_backward.default)
-def hardtanh_backward(grad: Tensor, x: Tensor, low: Number, high: Number) -> Tensor:
-    def body(g: Expr, v: Expr) -> Expr:
-        outside = apply("or_", apply("le", v, scalar(low, v.dtype)), apply("ge", v, scalar(high, v.dtype)))
-        return select(outside, zero(g.dtype), g)
-
-    return arithmetic(body, grad, x)
-
-
 # ---- conversions and copies
 
 
@@ -899,69 +711,3 @@ def clone(x: Tensor, *, memory_format: Any = None) -> Tensor:
 def copy(x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     """The values of source in the shape and dtype of x."""
     return Tensor(x.axes, cast(expand(source, x.sizes).body, x.dtype))
-
-
-# ---- filled tensors
-
-
-@lowers(aten.full.default)
-def full(sizes: list[Any], value: Any, *, result: Any, **others: Any) -> Tensor:
-    return Tensor(axes_for(result.sizes), scalar(value, result.dtype))
-
-
-@lowers(aten.full_like.default)
-def full_like(x: Tensor, value: Any, *, result: Any, **others: Any) -> Tensor:
-    return Tensor(axes_for(result.sizes), scalar(value, result.dtype))
-
-
-@lowers(aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default)
-def zeros(*ignored: Any, result: Any, **others: Any) -> Tensor:
-    return Tensor(axes_for(result.sizes), const(0, result.dtype))
-
-
-@lowers(aten.ones.default, aten.ones_like.default, aten.new_ones.default)
-def ones(*ignored: Any, result: Any, **others: Any) -> Tensor:
-    return Tensor(axes_for(result.sizes), const(1, result.dtype))
-
-
-@lowers(aten.new_full.default)
-def new_full(x: Tensor, sizes: list[Any], value: Any, *, result: Any, **others: Any) -> Tensor:
-    return Tensor(axes_for(result.sizes), scalar(value, result.dtype))
-
-
-@lowers(aten.scalar_tensor.default)
-def scalar_tensor(value: Any, *, result: Any, **others: Any) -> Tensor:
-    return Tensor((), scalar(value, result.dtype))
-
-
-@lowers(aten.fill.Scalar)
-def fill(x: Tensor, value: Any) -> Tensor:
-    return Tensor(x.axes, scalar(value, x.dtype))
-
-
-@lowers(aten.fill.Tensor)
-def fill_tensor(x: Tensor, value: Tensor) -> Tensor:
-    return Tensor(x.axes, cast(value.at(()), x.dtype))
-
-
-@lowers(aten.arange.start_step)
-def arange(start: Any, end: Any, step: Any = 1, *, result: Any, **others: Any) -> Tensor:
-    """start + i * step, computed in i64 for integers and in f64 for floats, as eager accumulates."""
-
-    def body(i: Index) -> Expr:
-        if all(isinstance(v, (int, Index)) for v in (start, step)):
-            value: Expr = apply("add", scalar(start, i64), apply("mul", Position(i), scalar(step, i64)))
-            return cast(value, result.dtype)
-        wide = apply("mul", cast(Position(i), f64), scalar(step, f64))
-        return cast(apply("add", scalar(start, f64), wide), result.dtype)
-
-    return tensor(result.sizes, body)
-
-
-@lowers(aten.view.dtype)
-def view_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """The same bits as another dtype of the same width."""
-    kind = dtype_of(dtype)
-    if kind.bits != x.dtype.bits or kind.is_bool or x.dtype.is_bool:
-        raise Unsupported("a view as a dtype of another width")
-    return Tensor(x.axes, x.body if kind is x.dtype else Bits(kind, x.body))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ferrite.lower import gather, norm, pointwise, reduce, scan, view
+from ferrite.lower import activation, create, gather, norm, pointwise, reduce, scan, view
 from ferrite.lower.table import all_rows, row_of
 
-FAMILIES = (pointwise, view, reduce, scan, norm, gather)
+FAMILIES = (pointwise, activation, create, view, reduce, scan, norm, gather)
 
 __all__ = ["FAMILIES", "all_rows", "row_of"]
