@@ -77,12 +77,12 @@ def embedding(
 
 @lowers(aten.index_select.default)
 def index_select(x: Tensor, dim: int, indices: Tensor) -> Tensor:
-    """Negative positions are out of range. Of a vector eager raises IndexError, of anything else RuntimeError."""
+    """Negative positions are out of range. Along the first dimension eager raises IndexError, else RuntimeError."""
     if x.rank == 0:
         raise Unsupported("index_select of a tensor without dimensions")
     dim = normalize_dim(dim, x.rank)
     error, message = "IndexError", OUT_OF_RANGE
-    if x.rank > 1:
+    if dim > 0:
         error, message = "RuntimeError", "INDICES element is out of DATA bounds, id={index} axis_dim={size}"
     flat = indices if indices.rank else view(indices, [index(1)], lambda here: [])
 

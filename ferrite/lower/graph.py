@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,7 +35,7 @@ from ferrite.graph.query import attribute, family, source_place
 from ferrite.graph.text import show_type, type_of_list
 from ferrite.host.nodes import Call, Constant, HostProgram, Input, Launch
 from ferrite.host.plan import plan
-from ferrite.loops.index import Atom, FloorDiv, Index, Least, Mod, Most, Size, free_atoms
+from ferrite.loops.index import Atom, Axis, FloorDiv, Index, Least, Mod, Most, Size, free_atoms
 from ferrite.loops.nodes import Apply, Buffer, Load, Nest, Parameter, Program, Reduce, Store
 from ferrite.loops.rewrite import replace_buffers, walk
 from ferrite.lower.rows import row_of
@@ -285,7 +286,7 @@ class _OneGraph:
         if isinstance(made, Built):
             return self._build(node, made, several)
         if several:
-            return tuple(self._part(node, number, part, fakes[number]) for number, part in enumerate(made))
+            return self._parts(node, made, fakes)
         value = _Value(node, tensor=self._expected(made, fakes), is_view=row.is_view)
         if row.is_view:
             value.root = self.values[node.args[0]] if isinstance(self.values[node.args[0]], _Value) else None
@@ -293,12 +294,24 @@ class _OneGraph:
             self._store(value)
         return value
 
-    def _part(self, node: Node, number: int, part: Tensor | None, fake: Any) -> _Value:
-        """One of several results; each is stored at once under a name of its own."""
-        value = _Value(node, tensor=None if part is None else self._expected(part, fake))
-        if part is not None:
-            self._store(value, self.shared.fresh(f"{node.name}_{number}"), fake)
-        return value
+    def _parts(self, node: Node, made: Sequence[Tensor | None], fakes: Sequence[Any]) -> tuple[_Value, ...]:
+        """Several results: those that are read are stored at once, by one kernel, each under a name of its own."""
+        read = {user.args[1] for user in node.users if user.target is operator.getitem}
+        values = tuple(_Value(node) for _ in made)
+        stores: dict[tuple[Axis, ...], list[Store]] = {}
+        buffers: list[Buffer] = []
+        for number, (part, fake) in enumerate(zip(made, fakes, strict=True)):
+            if part is None or number not in read:
+                continue
+            part = self._expected(part, fake)
+            buffer = self._buffer(self.shared.fresh(f"{node.name}_{number}"), fake)
+            self._allocate(buffer, node)
+            stores.setdefault(part.axes, []).append(Store(buffer, points(part.axes), part.body))
+            buffers.append(buffer)
+            values[number].host, values[number].tensor = buffer.name, of_buffer(buffer)
+        if buffers:
+            self._launch(tuple(Nest(axes, tuple(body)) for axes, body in stores.items()), tuple(buffers), node)
+        return values
 
     def _expected(self, made: Tensor, fake: torch.Tensor) -> Tensor:
         """The row's tensor, with the dtype and sizes that tracing promised; anything else is the row's fault."""
@@ -342,15 +355,14 @@ class _OneGraph:
         if _is_dear(value.tensor):
             self._store(value)
 
-    def _store(self, value: _Value, name: str | None = None, fake: torch.Tensor | None = None) -> None:
+    def _store(self, value: _Value) -> None:
         """Give a tensor memory, with the strides of eager, and a kernel that fills it."""
         assert value.tensor is not None
-        name = name or value.node.name
-        buffer = self._buffer(name, fake if fake is not None else value.node.meta["val"])
+        buffer = self._buffer(value.node.name, value.node.meta["val"])
         nest = Nest(value.tensor.axes, (Store(buffer, points(value.tensor.axes), value.tensor.body),))
         self._allocate(buffer, value.node)
         self._launch((nest,), (buffer,), value.node)
-        value.host, value.tensor, value.is_view = name, of_buffer(buffer), False
+        value.host, value.tensor, value.is_view = buffer.name, of_buffer(buffer), False
 
     def _build(self, node: Node, built: Built, several: bool) -> Any:
         """Name the buffers that the row's own loops write, and run them."""

@@ -50,10 +50,13 @@ def unary(function: Callable[[Expr], Expr], x: Tensor) -> Tensor:
     return pointwise(function, x, compute=compute_dtype(result), result=result)
 
 
-def arithmetic(function: Callable[..., Expr], *operands: Any, result: DType | None = None) -> Tensor:
-    """Arithmetic in the promoted dtype, halves in f32."""
+def arithmetic(
+    function: Callable[..., Expr], *operands: Any, result: DType | None = None, rounded_numbers: bool = False
+) -> Tensor:
+    """Arithmetic in the promoted dtype, halves in f32. Numbers are f32 beside halves, or rounded to the half first."""
     common = promote(*operands)
-    return pointwise(function, *operands, compute=compute_dtype(common), result=result or common)
+    numbers = common if rounded_numbers else None
+    return pointwise(function, *operands, compute=compute_dtype(common), result=result or common, numbers=numbers)
 
 
 def not_bool(common: DType, op: str) -> None:
@@ -265,17 +268,19 @@ def rsub(x: Any, y: Any, alpha: Number = 1) -> Tensor:
 
 
 def _sum(x: Any, y: Any, alpha: Number, operation: str) -> Tensor:
-    if promote(x, y).is_bool:
+    common = promote(x, y)
+    if common.is_bool:
         if alpha not in (1, True):
             raise Unsupported("truth values added with alpha")
         return arithmetic(lambda a, b: apply("or_", a, b), x, y)
 
     def body(a: Expr, b: Expr) -> Expr:
         if isinstance(alpha, Index) or alpha != 1:
-            b = apply("mul", b, scalar(alpha, b.dtype))
+            b = apply("mul", b, cast(scalar(alpha, common), b.dtype))
         return apply(operation, a, b)
 
-    return arithmetic(body, x, y)
+    # Unlike mul and div, eager's sums round numbers and alpha to the dtype of the tensor first.
+    return arithmetic(body, x, y, rounded_numbers=True)
 
 
 @lowers(aten.mul.Tensor, aten.mul.Scalar)
@@ -462,7 +467,7 @@ def power_scalar(x: Tensor, exponent: Number) -> Tensor:
 
 def _enter_comparison(name: str) -> None:
     def row(x: Any, y: Any) -> Tensor:
-        return pointwise(lambda a, b: apply(name, a, b), x, y, compute=compute_dtype(promote(x, y)))
+        return pointwise(lambda a, b: apply(name, a, b), x, y, compute=promote(x, y))
 
     row.__name__ = name
     packet = getattr(aten, name)

@@ -126,11 +126,19 @@ def const(value: Any, dtype: DType) -> Expr:
     return Const(wrapped, dtype)
 
 
+_EXACT_IN_F32 = 1 << 24
+
+
 def cast(value: Expr, dtype: DType) -> Expr:
     if value.dtype is dtype:
         return value
-    if isinstance(value, Const) and (dtype.is_float or not value.dtype.is_float) and not dtype.is_half:
-        return const(value.value, dtype)
+    if (
+        isinstance(value, Const)
+        and not value.dtype.is_float
+        and abs(value.value) <= _EXACT_IN_F32
+        and not dtype.is_half
+    ):
+        return const(value.value, dtype)  # a float literal is rounded to its own dtype first: it keeps its cast
     return Cast(dtype, value)
 
 
@@ -230,15 +238,24 @@ def normalize_dim(dim: int, rank: int) -> int:
 # ---- pointwise
 
 
-def pointwise(function: Callable[..., Expr], *operands: Any, compute: DType, result: DType | None = None) -> Tensor:
+def pointwise(
+    function: Callable[..., Expr],
+    *operands: Any,
+    compute: DType,
+    result: DType | None = None,
+    numbers: DType | None = None,
+) -> Tensor:
     """Apply a function to operands stretched to one shape and converted to `compute`, and convert it to `result`.
 
-    Numbers take part as literals. The function runs once, on expressions.
+    Numbers take part as literals, rounded to `numbers` first where eager makes tensors of them. The function runs
+    once, on expressions.
     """
     tensors = [operand for operand in operands if isinstance(operand, Tensor)]
     sizes = broadcast_sizes([operand.sizes for operand in tensors])
     values = [
-        cast(expand(operand, sizes).body, compute) if isinstance(operand, Tensor) else scalar(operand, compute)
+        cast(
+            expand(operand, sizes).body if isinstance(operand, Tensor) else scalar(operand, numbers or compute), compute
+        )
         for operand in operands
     ]
     body = function(*values)

@@ -35,6 +35,7 @@ from .check import Difference, Engine, Verdict, run_group
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "results" / "conformance"
 HANG_SECONDS = 600.0  # without a word from a worker; symbolic convolutions take a minute on a busy machine
+MOST_HARNESS_FAILURES = 10
 WORKER_MEMORY = 3 << 30  # bytes after which a worker is replaced between two units: Dynamo keeps some of what it traced
 
 
@@ -228,6 +229,10 @@ def sweep(
         worker.give(unit, {case for case in state.verdicts if case.startswith(unit.id + "|")})
 
     def record(verdict: Verdict) -> None:
+        if verdict.status == "harness" and counts["harness"] >= MOST_HARNESS_FAILURES:
+            raise RuntimeError(
+                f"units fail before any case is run, lastly {verdict.id}: {verdict.differences[0].detail}"
+            )
         state.add(verdict)
         counts[verdict.status] += 1
 
