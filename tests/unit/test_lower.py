@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 
 import ferrite
 
+ROOT = Path(__file__).parents[2]
 INF, NAN = math.inf, math.nan
 ODD = torch.tensor([NAN, INF, -INF, 0.0, -0.0, 1e-42, -1e-42, 1.5, -2.5, 3e38])
 
@@ -204,3 +206,10 @@ def test_strides_of_results_are_eagers() -> None:
     assert_same(
         lambda v: (v + 1, v.relu().clone(), v.permute(1, 0, 2, 3) * 2, v.expand(2, 3, 4, 5).exp()), x, exact=False
     )
+
+
+def test_the_guide_shows_the_row_as_it_is() -> None:
+    guide = (ROOT / "docs" / "add-an-op.md").read_text()
+    row = guide.partition("## 3. The row")[2].partition("```python\n")[2].partition("\n```")[0]
+    assert "@lowers(aten.hardswish.default)" in row
+    assert row in (ROOT / "ferrite" / "lower" / "activation.py").read_text()
