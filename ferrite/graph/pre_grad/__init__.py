@@ -6,4 +6,6 @@ from collections.abc import Callable
 
 from torch.fx import Graph
 
-PRE_GRAD: tuple[Callable[[Graph], int], ...] = ()
+from ferrite.graph.pre_grad.drop_idle_dropout import drop_idle_dropout
+
+PRE_GRAD: tuple[Callable[[Graph], int], ...] = (drop_idle_dropout,)
