@@ -6,25 +6,15 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, Node
-from torch.utils._pytree import tree_leaves
 
-from ferrite.graph.query import output_node, tensors
+from ferrite.graph.query import output_node, tensors, written_arguments
 
 
 def mutated_inputs(graph: Graph) -> tuple[int, ...]:
     """Positions of the inputs that some call of the graph writes to, by its schema."""
     positions = {node: index for index, node in enumerate(graph.find_nodes(op="placeholder"))}
-    written: set[int] = set()
-    for node in graph.nodes:
-        schema = getattr(node.target, "_schema", None)
-        if node.op != "call_function" or schema is None or not schema.is_mutable:
-            continue
-        named = dict(zip((argument.name for argument in schema.arguments), node.args, strict=False)) | node.kwargs
-        for argument in schema.arguments:
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                leaves = tree_leaves(named.get(argument.name))
-                written |= {positions[leaf] for leaf in leaves if isinstance(leaf, Node) and leaf in positions}
-    return tuple(sorted(written))
+    written = {argument for node in graph.nodes for argument in written_arguments(node)}
+    return tuple(sorted(positions[argument] for argument in written if argument in positions))
 
 
 def device_types(graph: Graph) -> tuple[str, ...]:

@@ -39,6 +39,16 @@ def tensors(node: Node) -> Iterator[torch.Tensor]:
         yield from (leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
 
 
+def written_arguments(node: Node) -> list[Node]:
+    """The arguments that a call writes to, by the schema of its op."""
+    schema = getattr(node.target, "_schema", None)
+    if node.op != "call_function" or schema is None or not schema.is_mutable:
+        return []
+    named = dict(zip((argument.name for argument in schema.arguments), node.args, strict=False)) | node.kwargs
+    written = [argument.name for argument in schema.arguments if argument.alias_info and argument.alias_info.is_write]
+    return [leaf for name in written for leaf in tree_leaves(named.get(name)) if isinstance(leaf, Node)]
+
+
 def attribute(module: Any, path: str) -> Any:
     """The object behind a `get_attr` target; raises RuntimeError with the part of the path that exists."""
     found = module

@@ -31,7 +31,7 @@ from torch.utils._pytree import tree_leaves
 
 from ferrite.errors import Unsupported
 from ferrite.graph.names import name_of
-from ferrite.graph.query import attribute, family, source_place
+from ferrite.graph.query import attribute, family, source_place, written_arguments
 from ferrite.graph.text import show_type, type_of_list
 from ferrite.host.nodes import Call, Constant, HostProgram, Input, Launch
 from ferrite.host.plan import plan
@@ -255,7 +255,7 @@ class _OneGraph:
 
     def _eager(self, node: Node) -> None:
         """Run the op itself, on values that exist on the host."""
-        written = _written_arguments(node)
+        written = written_arguments(node)
         for argument in written:
             self._store_readers_of(argument)
         target = name_of(node.target)
@@ -576,16 +576,6 @@ def _only_size(extent: Index) -> Size | None:
 def _is_size_arithmetic(node: Node) -> bool:
     name = name_of(node.target) or ""
     return name.startswith(("operator.", "math.", "builtins.", "torch.sym_", "aten.sym_"))
-
-
-def _written_arguments(node: Node) -> list[Node]:
-    """The arguments that an op writes to, by its schema."""
-    schema = getattr(node.target, "_schema", None)
-    if schema is None or not schema.is_mutable:
-        return []
-    named = dict(zip((argument.name for argument in schema.arguments), node.args, strict=False)) | node.kwargs
-    written = [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
-    return [leaf for name in written for leaf in tree_leaves(named.get(name)) if isinstance(leaf, Node)]
 
 
 def _may_alias(node: Node) -> bool:
