@@ -126,13 +126,34 @@ def _compile_captured(module: GraphModule, inputs: list[Any], options: Options) 
     except _PASS_THROUGH:
         raise
     except Exception as error:
-        if options.strict:
-            raise FerriteError(f"graph {record.graph_id}", error).with_traceback(error.__traceback__) from error
+        if options.strict or _tracing_changed_inputs(module, inputs):
+            raise _same_kind(error)(f"graph {record.graph_id}", error).with_traceback(error.__traceback__) from error
         record.failures.append(f"graph {record.graph_id} runs in eager: {type(error).__name__}: {error}")
         log.warning("Ferrite runs graph %d in eager: %s: %s", record.graph_id, type(error).__name__, error)
         for member, snapshot in spare.items():
             restore(member, snapshot)
         return torch._dynamo.disable(module.forward, reason="runs in eager after a failed compile")
+
+
+def _same_kind(error: Exception) -> type[FerriteError]:
+    """FerriteError, or a kind of it that a handler for eager's exception catches as well."""
+    if isinstance(error, RuntimeError):  # which FerriteError is already
+        return FerriteError
+    return type("FerriteError", (FerriteError, type(error)), {})
+
+
+def _tracing_changed_inputs(module: Any, inputs: list[Any]) -> bool:
+    """Whether a trace that failed left a fake input with other sizes: Dynamo cannot guard such a graph, so it cannot
+    run in eager. In-place ops with wrong shapes do this: eager would raise what the trace raised."""
+    if not isinstance(module, GraphModule):
+        return False
+    for node, real in zip(module.graph.find_nodes(op="placeholder"), inputs, strict=False):
+        fake = node.meta.get("example_value")
+        if isinstance(fake, torch.Tensor) and isinstance(real, torch.Tensor):
+            sizes = [extent if isinstance(extent, int) else extent.node.hint for extent in fake.shape]
+            if sizes != list(real.shape):
+                return True
+    return False
 
 
 class _Compilation:

@@ -382,10 +382,10 @@ def _near_tensor(left: torch.Tensor, right: torch.Tensor) -> bool:
 
 
 def same_error_type(eager: BaseException, compiled: BaseException) -> bool:
-    """The same class, or Dynamo's own error if a handler written for eager's class catches it."""
+    """The same class, or an error of Dynamo's or Ferrite's own if a handler for eager's class catches it."""
     if type(eager) is type(compiled):
         return True
-    return type(compiled).__module__ == "torch._dynamo.exc" and isinstance(compiled, type(eager))
+    return type(compiled).__module__ in ("torch._dynamo.exc", "ferrite.backend") and isinstance(compiled, type(eager))
 
 
 def shape_of_nest(value: Any) -> Any:
