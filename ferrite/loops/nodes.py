@@ -72,7 +72,9 @@ class Load(Expr):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cast(Expr):
-    """Convert as PyTorch does: float to int truncates (out of range: what the CPU gives), to b8 means != 0, int wraps.
+    """Convert as PyTorch does: float to int truncates, to b8 means != 0, int wraps.
+
+    A float out of range, or NaN: i64 and i32 give their least integer; i8 and i16 wrap by way of i32, u8 by way of i64.
 
     text:   f32(x[i])
     """

@@ -45,10 +45,10 @@ OPERATIONS: dict[str, Operation] = _table(
     Operation("truncdiv", 2, (INT,), "a / b rounded towards 0; b is not 0; the least integer over -1 is itself"),
     Operation("floormod", 2, (INT,), "a - floordiv(a, b) * b: the sign of b; b is not 0"),
     Operation("truncmod", 2, NUMBER, "C's remainder: the sign of a; for floats fmod; an integer b is not 0"),
-    Operation("minimum", 2, ANY, "the smaller one; NaN if one is NaN"),
-    Operation("maximum", 2, ANY, "the larger one; NaN if one is NaN"),
-    Operation("fmin", 2, (FLOAT,), "the smaller one; the other one if one is NaN"),
-    Operation("fmax", 2, (FLOAT,), "the larger one; the other one if one is NaN"),
+    Operation("minimum", 2, ANY, "the smaller one, of equals the first; NaN if one is NaN"),
+    Operation("maximum", 2, ANY, "the larger one, of equals the first; NaN if one is NaN"),
+    Operation("fmin", 2, (FLOAT,), "the smaller one, of equals the first; the other one if one is NaN"),
+    Operation("fmax", 2, (FLOAT,), "the larger one, of equals the first; the other one if one is NaN"),
     Operation("copysign", 2, (FLOAT,), "|a| with the sign of b, NaN and zero included"),
     Operation("nextafter", 2, (FLOAT,), "the next representable number from a towards b"),
     # rounding
@@ -107,10 +107,15 @@ OPERATIONS: dict[str, Operation] = _table(
     Operation("erfc", 1, (FLOAT,), "1 - erf(a), exact for large a"),
     Operation("erfinv", 1, (FLOAT,), "inverse error function"),
     Operation("lgamma", 1, (FLOAT,), "log of |gamma(a)|"),
-    Operation("digamma", 1, (FLOAT,), "derivative of lgamma"),
-    Operation("i0", 1, (FLOAT,), "modified Bessel function, first kind, order 0"),
+    Operation(
+        "digamma",
+        1,
+        (FLOAT,),
+        "derivative of lgamma; of 0 an infinity of the other sign, NaN at negative integers and -inf",
+    ),
+    Operation("i0", 1, (FLOAT,), "modified Bessel function, first kind, order 0; NaN at the infinities"),
     Operation("i0e", 1, (FLOAT,), "exp(-|a|) * i0(a)"),
-    Operation("i1", 1, (FLOAT,), "modified Bessel function, first kind, order 1"),
+    Operation("i1", 1, (FLOAT,), "modified Bessel function, first kind, order 1; NaN at the infinities"),
     Operation("i1e", 1, (FLOAT,), "exp(-|a|) * i1(a)"),
     Operation("ndtri", 1, (FLOAT,), "inverse of the normal distribution function"),
     Operation("log_ndtr", 1, (FLOAT,), "log of the normal distribution function"),
@@ -137,6 +142,7 @@ def _reductions(*rows: Reduction) -> dict[str, Reduction]:
 
 _VALUE = (("value", "same"),)
 _PLACE = (("value", "same"), ("index", "i64"))
+_SHIFTED = (("max", "same"), ("sum", "same"))
 
 REDUCTIONS: dict[str, Reduction] = _reductions(
     Reduction("sum", 1, _VALUE, "sum; halves are summed in f32 and rounded once", "0"),
@@ -148,7 +154,7 @@ REDUCTIONS: dict[str, Reduction] = _reductions(
     Reduction("argmin", 1, _PLACE, "least and its position; first of equals; the first NaN wins", "is refused"),
     Reduction("argmax", 1, _PLACE, "greatest and its position; first of equals; the first NaN wins", "is refused"),
     Reduction("welford", 1, (("mean", "same"), ("m2", "same")), "mean, and sum of squared distances from it", "(0, 0)"),
-    Reduction("softmax", 1, (("max", "same"), ("sum", "same")), "greatest, and sum of exp(a - greatest)", "(-inf, 0)"),
+    Reduction("softmax", 1, _SHIFTED, "greatest m; sum of exp(a - m), NaN if m is infinite", "(-inf, 0)"),
 )  # fmt: skip
 
 # The position that argmin and argmax give counts over `axes` in row-major order: the last axis moves fastest.
@@ -156,8 +162,8 @@ REDUCTIONS: dict[str, Reduction] = _reductions(
 SCANS: dict[str, Reduction] = _reductions(
     Reduction("cumsum", 1, _VALUE, "running sum", "nothing"),
     Reduction("cumprod", 1, _VALUE, "running product", "nothing"),
-    Reduction("cummax", 1, _PLACE, "running greatest and its position; last of equals; NaN is greatest", "nothing"),
-    Reduction("cummin", 1, _PLACE, "running least and its position; last of equals; NaN is least", "nothing"),
+    Reduction("cummax", 1, _PLACE, "running greatest, its position; last of equals; NaN stays", "nothing"),
+    Reduction("cummin", 1, _PLACE, "running least, its position; last of equals; NaN stays", "nothing"),
     Reduction("logcumsumexp", 1, _VALUE, "log of the running sum of exponentials", "nothing"),
 )  # fmt: skip
 
