@@ -49,6 +49,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ferrite import pipeline
 from ferrite.graph.decompose import decomposition_table
+from ferrite.graph.eager_only import reason_for_eager
 from ferrite.graph.query import family
 from ferrite.graph.snapshot import restore, take
 from ferrite.interface import compile_shaped
@@ -56,7 +57,7 @@ from ferrite.options import Options, from_environment, resolve
 from ferrite.passes import reset_applications
 from ferrite.report import trace
 from ferrite.report.debug import DebugFolder
-from ferrite.report.record import Record
+from ferrite.report.record import Decision, Record
 from ferrite.schemes import scheme_of
 
 log = logging.getLogger(__name__)
@@ -120,6 +121,11 @@ def _compile_captured(module: GraphModule, inputs: list[Any], options: Options) 
     _records.append(record)
     compilation = _Compilation(record, options)
     _refuse_other_devices(inputs, options)
+    reason = reason_for_eager(module)
+    if reason is not None:
+        entry = record.graph("pre_grad")
+        entry.decisions.append(Decision("compile", (entry.name,), False, reason))
+        return torch._dynamo.disable(module.forward, reason=f"Ferrite leaves this graph to eager: {reason}")
     spare = {member: take(member.graph) for _, member in family(module)} if isinstance(module, GraphModule) else {}
     try:
         return compilation.compile(module, inputs)
@@ -169,7 +175,7 @@ class _Compilation:
             bw_compiler=self._compile_backward,
             inference_compiler=functools.partial(self._compile_after_autograd, phase="inference"),
             partition_fn=self._partition,
-            decompositions=decomposition_table(self.options.decompose),
+            decompositions=decomposition_table(self.options.decompose, use_rows=self.options.executor != "eager"),
             keep_inference_input_mutations=True,
             pre_grad_passes=self._edit_pre_grad,
         )
