@@ -35,7 +35,7 @@ Expressions
     kind            an operation, reduction, scan or accumulation takes dtypes of this kind
     condition       a condition is b8
     bits            `bits` goes between dtypes of one width, and not to b8
-    checked         what is checked is an integer, and the error is the name of a Python exception
+    checked         what is checked is an integer, and the error of a check is the name of a Python exception
     random          draws are "bits" in i32, "uniform" or "normal" in f32; the seed is i64, the stream is not negative
     reduction       a reduction has at least one axis, and gives the result that is taken
     not empty       a reduction that refuses an empty box never meets one
@@ -45,7 +45,8 @@ Note [Bounds]: without run-time sizes, every index must be proven to lie inside 
 proof may need facts that a program does not carry (s0 is even, s0 is s1 + 2), so an index is refused only if it is
 outside for all values that the sizes can have; the oracle finds the rest. The same holds for extents: one that is a
 size, or a product of sizes, must be proven; one that is a sum is trusted unless disproven. Trusted as declared: the
-value of `guarded` (not its condition), loops that never run, and indices from data: anything from `low` to `high`.
+value (not the condition) of `guarded` and `require`, loops that never run, and indices from data: anything from `low`
+to `high`.
 
 What no rule here proves, and the oracle reports: every element of an "out" parameter is written; two points that store
 to one element through an index such as `i // 2` store the same value; no integer is divided by a 0 from data.
@@ -81,35 +82,15 @@ from ferrite.loops.nodes import (
     Program,
     Random,
     Reduce,
+    Require,
     Scan,
     Select,
     Statement,
     Store,
 )
-from ferrite.loops.operations import ACCUMULATIONS, ANY, BOOL, FLOAT, NUMBER, OPERATIONS, REDUCTIONS, SCANS, Reduction
+from ferrite.loops.operations import ACCUMULATIONS, OPERATIONS, REDUCTIONS, SCANS, Reduction
 from ferrite.loops.rewrite import children
 from ferrite.loops.text import RANDOM_DTYPES, show
-
-# Which kinds of dtype a reduction or scan takes.
-REDUCTION_KINDS: dict[str, tuple[str, ...]] = {
-    "sum": NUMBER,
-    "prod": NUMBER,
-    "min": ANY,
-    "max": ANY,
-    "any": (BOOL,),
-    "all": (BOOL,),
-    "argmin": ANY,
-    "argmax": ANY,
-    "welford": (FLOAT,),
-    "softmax": (FLOAT,),
-}
-SCAN_KINDS: dict[str, tuple[str, ...]] = {
-    "cumsum": NUMBER,
-    "cumprod": NUMBER,
-    "cummax": ANY,
-    "cummin": ANY,
-    "logcumsumexp": (FLOAT,),
-}
 
 
 def check_program(program: Program, where: str) -> None:
@@ -271,7 +252,7 @@ class _Checker:
         if scan.operation not in SCANS:
             self._refuse("operation", f"there is no scan {scan.operation}")
         row = SCANS[scan.operation]
-        self._check_kind(scan.operation, found.dtype, SCAN_KINDS[scan.operation])
+        self._check_kind(scan.operation, found.dtype, row.kinds)
         if len(scan.targets) != len(row.results) or not any(scan.targets):
             self._refuse("scan targets", f"{scan.operation} gives {_results(row)}")
         # What a scan gives changes along its axis, even if what it takes does not.
@@ -327,6 +308,8 @@ class _Checker:
                 return [(body, self._bind(axes, scope))]
             case Guarded(condition=condition, value=value, otherwise=otherwise):
                 return [(condition, scope), (value, scope.guarded()), (otherwise, scope)]
+            case Require(condition=condition, value=value):
+                return [(condition, scope), (value, scope.guarded())]
         return [(child, scope) for child in children(node) if isinstance(child, Expr)]
 
     def _look_at(self, node: Expr, scope: _Scope) -> _Found:
@@ -359,6 +342,10 @@ class _Checker:
                     self._refuse("checked", f"an index of dtype {inner.dtype}")
                 self._check_error(error)
                 return _Found(i64, inner.axes | self._check_index(size, scope))
+            case Require(condition=condition, value=value, error=error):
+                self._check_condition(condition, scope)
+                self._check_error(error)
+                return self._check_expr(value, scope.guarded())
             case Random():
                 return self._check_random(node, scope)
             case Reduce():
@@ -431,7 +418,7 @@ class _Checker:
         if node.result not in dict(row.results):
             self._refuse("reduction", f"{row.name} gives {_results(row)}, not {node.result}")
         found = self._check_expr(node.body, self._bind(node.axes, scope))
-        self._check_kind(row.name, found.dtype, REDUCTION_KINDS[row.name])
+        self._check_kind(row.name, found.dtype, row.kinds)
         for axis in node.axes:
             if row.empty == "is refused" and self._may_be_below(axis.extent, 1):
                 self._refuse("not empty", f"{row.name} over {axis.name}, which may have no steps")

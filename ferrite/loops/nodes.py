@@ -188,6 +188,25 @@ class Checked(Expr):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Require(Expr):
+    """A value that is computed only where the condition holds; where it does not, the kernel stops and the caller
+    raises `error` with `message`: integer division, arguments that eager looks at.
+
+    text:   require(m[i] != i64(0), floordiv(n[i], m[i]), 'RuntimeError', 'ZeroDivisionError')
+    check:  the condition is b8, the error is the name of a Python exception
+    """
+
+    condition: Expr
+    value: Expr
+    error: str
+    message: str
+
+    @property
+    def dtype(self) -> DType:
+        return _dtype_of_first(self)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Random(Expr):
     """A counter-based random number: Philox 4x32-10 with key `seed` and counter `(counter, stream)`.
 
@@ -235,7 +254,7 @@ def _dtype_of_first(node: Expr) -> DType:
             case Apply(operation=operation, operands=(first, *_)) if OPERATIONS[operation].result == "same":
                 above.append(node)
                 node = first
-            case Select(yes=first) | Guarded(value=first):
+            case Select(yes=first) | Guarded(value=first) | Require(value=first):
                 above.append(node)
                 node = first
             case _:
@@ -256,10 +275,10 @@ class Statement(Node):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Store(Statement):
-    """Write one element.
+    """Write one element. Points that meet at one element through an index from data write in loop order.
 
     text:   y[i, j] = exp(x[i, j])
-    check:  the value has the buffer's dtype; no two points write one element, unless they write the same value
+    check:  the value has the buffer's dtype; no two points write one element otherwise, unless the same value
     """
 
     buffer: Buffer

@@ -84,7 +84,7 @@ OPERATIONS: dict[str, Operation] = _table(
     Operation("log2", 1, (FLOAT,), "logarithm to base 2"),
     Operation("log10", 1, (FLOAT,), "logarithm to base 10"),
     Operation("log1p", 1, (FLOAT,), "log(1 + a), exact near 0"),
-    Operation("pow", 2, (FLOAT,), "a**b as C's pow"),
+    Operation("pow", 2, NUMBER, "a**b as C's pow; an integer with b < 0 is 0, unless a is 1 or -1"),
     Operation("hypot", 2, (FLOAT,), "sqrt(a*a + b*b) without overflow"),
     Operation("ldexp", 2, (FLOAT,), "a * 2**b, b a whole number of the same dtype"),
     # trigonometric and hyperbolic
@@ -124,13 +124,13 @@ OPERATIONS: dict[str, Operation] = _table(
 
 @dataclass(frozen=True)
 class Reduction:
-    """`operands`: how many expressions the body has. `results`: the named results, with their dtype rule.
+    """`kinds`: which kinds of dtype it takes. `results`: the named results, with their dtype rule.
 
-    A dtype rule is "same" (the dtype of the first operand), "i64", or "b8".
+    A dtype rule is "same" (the dtype of the operand), "i64", or "b8".
     """
 
     name: str
-    operands: int
+    kinds: tuple[str, ...]
     results: tuple[tuple[str, str], ...]
     meaning: str
     empty: str  # what an empty box gives
@@ -142,29 +142,30 @@ def _reductions(*rows: Reduction) -> dict[str, Reduction]:
 
 _VALUE = (("value", "same"),)
 _PLACE = (("value", "same"), ("index", "i64"))
+_MOMENTS = (("mean", "same"), ("m2", "same"))
 _SHIFTED = (("max", "same"), ("sum", "same"))
 
 REDUCTIONS: dict[str, Reduction] = _reductions(
-    Reduction("sum", 1, _VALUE, "sum; halves are summed in f32 and rounded once", "0"),
-    Reduction("prod", 1, _VALUE, "product; halves in f32, rounded once", "1"),
-    Reduction("min", 1, _VALUE, "least; NaN if any is NaN", "is refused"),
-    Reduction("max", 1, _VALUE, "greatest; NaN if any is NaN", "is refused"),
-    Reduction("any", 1, (("value", "b8"),), "whether any is true", "false"),
-    Reduction("all", 1, (("value", "b8"),), "whether all are true", "true"),
-    Reduction("argmin", 1, _PLACE, "least and its position; first of equals; the first NaN wins", "is refused"),
-    Reduction("argmax", 1, _PLACE, "greatest and its position; first of equals; the first NaN wins", "is refused"),
-    Reduction("welford", 1, (("mean", "same"), ("m2", "same")), "mean, and sum of squared distances from it", "(0, 0)"),
-    Reduction("softmax", 1, _SHIFTED, "greatest m; sum of exp(a - m), NaN if m is infinite", "(-inf, 0)"),
+    Reduction("sum", NUMBER, _VALUE, "sum; halves are summed in f32 and rounded once", "0"),
+    Reduction("prod", NUMBER, _VALUE, "product; halves in f32, rounded once", "1"),
+    Reduction("min", ANY, _VALUE, "least; NaN if any is NaN", "is refused"),
+    Reduction("max", ANY, _VALUE, "greatest; NaN if any is NaN", "is refused"),
+    Reduction("any", (BOOL,), (("value", "b8"),), "whether any is true", "false"),
+    Reduction("all", (BOOL,), (("value", "b8"),), "whether all are true", "true"),
+    Reduction("argmin", ANY, _PLACE, "least and its position; first of equals; the first NaN wins", "is refused"),
+    Reduction("argmax", ANY, _PLACE, "greatest and its position; first of equals; the first NaN wins", "is refused"),
+    Reduction("welford", (FLOAT,), _MOMENTS, "mean, and sum of squared distances from it", "(0, 0)"),
+    Reduction("softmax", (FLOAT,), _SHIFTED, "greatest m; sum of exp(a - m), NaN if m is infinite", "(-inf, 0)"),
 )  # fmt: skip
 
 # The position that argmin and argmax give counts over `axes` in row-major order: the last axis moves fastest.
 
 SCANS: dict[str, Reduction] = _reductions(
-    Reduction("cumsum", 1, _VALUE, "running sum", "nothing"),
-    Reduction("cumprod", 1, _VALUE, "running product", "nothing"),
-    Reduction("cummax", 1, _PLACE, "running greatest, its position; last of equals; NaN stays", "nothing"),
-    Reduction("cummin", 1, _PLACE, "running least, its position; last of equals; NaN stays", "nothing"),
-    Reduction("logcumsumexp", 1, _VALUE, "log of the running sum of exponentials", "nothing"),
+    Reduction("cumsum", NUMBER, _VALUE, "running sum", "nothing"),
+    Reduction("cumprod", NUMBER, _VALUE, "running product", "nothing"),
+    Reduction("cummax", ANY, _PLACE, "running greatest, its position; last of equals; NaN stays", "nothing"),
+    Reduction("cummin", ANY, _PLACE, "running least, its position; last of equals; NaN stays", "nothing"),
+    Reduction("logcumsumexp", (FLOAT,), _VALUE, "log of the running sum of exponentials", "nothing"),
 )  # fmt: skip
 
 # How an accumulation combines what is there with what comes; in program order, so repeated positions are well defined.

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from ferrite.errors import Malformed
 from ferrite.loops.dtypes import DType, b8, bf16, f16, f32, f64, i8, i16, i32, i64, u8
-from ferrite.loops.index import Axis, Data, FloorDiv, Index, Least, Most, Node, Size, atoms, of_atom, parts
+from ferrite.loops.index import Axis, Data, FloorDiv, Index, Least, Most, Node, Size, atoms, free_atoms, of_atom, parts
 from ferrite.loops.nodes import (
     Accumulate,
     Apply,
@@ -47,6 +47,7 @@ from ferrite.loops.nodes import (
     Program,
     Random,
     Reduce,
+    Require,
     Scan,
     Select,
     Statement,
@@ -330,6 +331,11 @@ class _Scope:
                 return self.index(index)
             case Checked():
                 return self._checked(node)
+            case Require(condition=condition, value=value):
+                holds = self.value(condition)
+                if self.any_active(~holds):
+                    raise _exception(node.error)(node.message)
+                return self._guarded(condition, holds).value(value)
             case Random(draw=draw, seed=seed, stream=stream, counter=counter):
                 return _random(draw, self.value(seed), stream, self.index(counter))
             case Reduce():
@@ -452,6 +458,10 @@ def _store(scope: _Scope, buffer: Buffer, index: tuple[Index, ...], value: Array
         return
     array, places = _at_each_point(scope, buffer, index)
     stored = _to_storage(value, buffer.dtype)
+    if any(isinstance(atom, Data) for part in index for atom in free_atoms(part)):
+        # Through data points may meet: one after the other, the last one stays.
+        array[tuple(np.broadcast_to(place, scope.shape).ravel() for place in places)] = stored.ravel()
+        return
     array[places] = stored
     if not _covers(index, scope.axes()) and not _same_bits(array[places], stored):
         raise Malformed(f"points store different values to one element of {buffer.name}", where="oracle")
@@ -546,7 +556,7 @@ def _loads(statement: Statement) -> list[tuple[Buffer, tuple[Index, ...]]]:
 
 
 def _can_raise(statement: Statement) -> bool:
-    return isinstance(statement, Assert) or any(isinstance(node, Checked) for node in _all_nodes(statement))
+    return isinstance(statement, Assert) or any(isinstance(node, (Checked, Require)) for node in _all_nodes(statement))
 
 
 def _all_nodes(statement: Statement) -> list[Expr]:
@@ -562,7 +572,7 @@ def _all_nodes(statement: Statement) -> list[Expr]:
 
 def _children(node: Expr) -> tuple[Expr, ...]:
     match node:
-        case Guarded(value=value):
+        case Guarded(value=value) | Require(value=value):
             return (*_operands(node), value)
         case Reduce(body=body):
             return (body,)
@@ -588,6 +598,8 @@ def _operands(node: Expr) -> tuple[Expr, ...]:
             return (condition, yes, no)
         case Guarded(condition=condition, otherwise=otherwise):
             return (condition, otherwise)
+        case Require(condition=condition):
+            return (condition,)
         case Random(seed=seed):
             return (seed,)
     return ()
@@ -716,6 +728,18 @@ def _shr(dtype: DType, a: Array, b: Array) -> Array:
     return np.where(inside, np.right_shift(a, np.where(inside, b, 0).astype(a.dtype)), sign)
 
 
+def _pow(dtype: DType, a: Array, b: Array) -> Array:
+    """Of integers: by squaring, which wraps as multiplication does; 1 and -1 are their own inverses."""
+    if dtype.is_float:
+        return _rounded(IN_DOUBLE["pow"](a.astype(np.float64), b.astype(np.float64)), dtype)
+    left, result = np.abs(b.astype(np.int64)).astype(np.uint64), np.ones(np.broadcast_shapes(a.shape, b.shape), a.dtype)
+    power = a
+    while left.any():
+        result = np.where(left & np.uint64(1), result * power, result)
+        left, power = left >> np.uint64(1), power * power
+    return np.where((b < 0) & (a != 1) & (a != -1), np.zeros((), a.dtype), result)
+
+
 def _nextafter(dtype: DType, a: Array, b: Array) -> Array:
     """For halves: one step of the bit pattern, which counts magnitudes."""
     if not dtype.is_half:
@@ -797,7 +821,13 @@ EXACT: dict[str, Callable[..., Any]] = {
 }
 
 # Operations that have to know the dtype, and round by themselves.
-BY_DTYPE: dict[str, Callable[..., Array]] = {"shl": _shl, "shr": _shr, "nextafter": _nextafter, "fma": _fma}
+BY_DTYPE: dict[str, Callable[..., Array]] = {
+    "shl": _shl,
+    "shr": _shr,
+    "pow": _pow,
+    "nextafter": _nextafter,
+    "fma": _fma,
+}
 
 
 # ---- reductions

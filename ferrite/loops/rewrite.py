@@ -45,6 +45,7 @@ from ferrite.loops.nodes import (
     Program,
     Random,
     Reduce,
+    Require,
     Scan,
     Select,
     Statement,
@@ -83,6 +84,8 @@ def children(node: Tree) -> tuple[Tree, ...]:
             return held_in(place)
         case Checked(value=value, size=size):
             return (value, *held_in(size))
+        case Require(condition=condition, value=value):
+            return (condition, value)
         case Random(seed=seed, counter=counter):
             return (seed, *held_in(counter))
         case Reduce(body=body):
@@ -120,7 +123,7 @@ def walk(node: Tree) -> Iterator[Tree]:
 def can_raise(node: Tree) -> bool:
     """Whether evaluating it may stop the kernel with an error: such a thing is not dropped."""
     for current in _operands_first(node, _memo_raises):
-        stops = isinstance(current, (Checked, Assert))
+        stops = isinstance(current, (Checked, Require, Assert))
         _memo_raises[current] = stops or any(_memo_raises[child] for child in children(current))
     return _memo_raises[node]
 
@@ -207,6 +210,8 @@ def _rebuild(
             return Position(of_index(place))
         case Checked(value=value, size=size, wrap=wrap, error=error, message=message):
             return Checked(of_child(value), of_index(size), wrap, error, message)
+        case Require(condition=condition, value=value, error=error, message=message):
+            return Require(of_child(condition), of_child(value), error, message)
         case Random(draw=draw, seed=seed, stream=stream, counter=counter, kind=kind):
             return Random(draw, of_child(seed), stream, of_index(counter), kind)
         case Reduce(operation=operation, axes=axes, body=body, result=result):

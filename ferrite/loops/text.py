@@ -49,6 +49,7 @@ from ferrite.loops.nodes import (
     Program,
     Random,
     Reduce,
+    Require,
     Scan,
     Select,
     Statement,
@@ -297,6 +298,8 @@ def _show_call(node: Expr, texts: list[str]) -> str:
             return f"value({_show_index(index, rest)})"
         case Checked(size=size, wrap=wrap, error=error, message=message):
             return f"checked({next(rest)}, {_show_index(size, rest)}, {wrap}, {error!r}, {message!r})"
+        case Require(error=error, message=message):
+            return f"require({', '.join(texts)}, {error!r}, {message!r})"
         case Random(draw=draw, stream=stream, counter=counter, kind=kind):
             text = f"random({draw!r}, {next(rest)}, {stream}, {_show_index(counter, rest)}"
             return f"{text})" if kind is RANDOM_DTYPES.get(draw) else f"{text}, {kind})"
@@ -644,11 +647,14 @@ def _read_call(node: ast.expr, name: str, args: list[ast.expr], scope: _Scope) -
         case "checked", [a, size, ast.Constant(value=bool() as wrap), error, message]:
             found, extent = _read_expr(a, scope), _read_index(size, scope)
             return Checked(found, extent, wrap, _read_string(error, scope), _read_string(message, scope))
+        case "require", [a, b, error, message]:
+            condition, found = _read_expr(a, scope), _read_expr(b, scope)
+            return Require(condition, found, _read_string(error, scope), _read_string(message, scope))
         case "random", [draw, seed, stream, counter, *rest]:
             return _read_random(node, (draw, seed, stream, counter), rest, scope)
     if name in OPERATIONS:
         return Apply(name, tuple(_read_expr(operand, scope) for operand in args))
-    known = name in ("where", "guarded", "value", "bits", "checked", "random") or name in DTYPES
+    known = name in ("where", "guarded", "value", "bits", "checked", "require", "random") or name in DTYPES
     scope.refuse(node, f"{name} takes other arguments" if known else f"there is no operation {name}")
 
 

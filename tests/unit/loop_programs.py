@@ -1,9 +1,9 @@
 """Random loop programs for property tests: well typed, in bounds, with no two points that fight over one element.
 
 `programs()` gives programs that `check_program` accepts and that run on any input data without raising: integers are
-divided by constants and sizes only, checked indices are brought into range first, assertions hold. Integer inputs that
-serve as indices may hold anything. `size_values(program)` gives numbers for its run-time sizes; loops stay small for
-all of them.
+divided by constants and sizes only, checked indices are brought into range first, assertions and requirements hold.
+Integer inputs that serve as indices may hold anything. `size_values(program)` gives numbers for its run-time sizes;
+loops stay small for all of them.
 
 A program is built the way a lowering would: each nest reads what is there and writes something new, or updates what it
 may.
@@ -18,7 +18,6 @@ from typing import TypeVar
 from hypothesis import strategies as st
 
 from ferrite.loops import index as indices
-from ferrite.loops.check import REDUCTION_KINDS, SCAN_KINDS
 from ferrite.loops.dtypes import DTYPES, DType, b8, f32, i32, i64
 from ferrite.loops.index import ZERO, Axis, Index, Size
 from ferrite.loops.nodes import (
@@ -39,6 +38,7 @@ from ferrite.loops.nodes import (
     Program,
     Random,
     Reduce,
+    Require,
     Scan,
     Select,
     Statement,
@@ -204,7 +204,7 @@ class _Builder:
 
     def scan(self, axes: tuple[Axis, ...]) -> Scan:
         operation = self.pick(list(SCANS))
-        dtype = self.of_kinds(SCAN_KINDS[operation])
+        dtype = self.of_kinds(SCANS[operation].kinds)
         axis = Axis(self.name("k"), self.extents(1)[0])
         results = SCANS[operation].results
         used = self.number(0, len(results) - 1)
@@ -244,7 +244,7 @@ class _Builder:
     def expr(self, dtype: DType, axes: tuple[Axis, ...], depth: int, points: Sequence[Expr] = ()) -> Expr:
         if depth == 0 or self.chance(10):
             return self.leaf(dtype, axes, points)
-        kind = self.number(0, 11)
+        kind = self.number(0, 12)
         match kind:
             case 0:
                 condition = self.expr(b8, axes, depth - 1, points)
@@ -262,6 +262,8 @@ class _Builder:
                 seed = Load(self.parameters[0].buffer, ())
                 draw = "bits" if dtype is i32 else self.pick(("uniform", "normal"))
                 return Random(draw, seed, self.number(0, 3), self.any_index(axes), dtype)
+            case 7:
+                return self.require(dtype, axes, depth, points)
         return self.apply(dtype, axes, depth, points)
 
     def leaf(self, dtype: DType, axes: tuple[Axis, ...], points: Sequence[Expr]) -> Expr:
@@ -318,16 +320,26 @@ class _Builder:
         value = _cast(dtype, Load(buffer, tuple(index)))
         return Guarded(Apply("and_", (after, before)), value, self.expr(dtype, axes, depth - 1, points))
 
+    def require(self, dtype: DType, axes: tuple[Axis, ...], depth: int, points: Sequence[Expr]) -> Expr:
+        """A value under a condition that holds for all data, but that only some passes can see to hold."""
+        if self.chance(50):
+            place = indices.of_atom(self.pick(axes)) if axes else ZERO
+            condition: Expr = Apply("ge", (Position(place), Const(0, i64)))
+        else:
+            seen = self.expr(i64, axes, depth - 1, points)
+            condition = Apply("ne", (Apply("or_", (seen, Const(1, i64))), Const(0, i64)))
+        return Require(condition, self.expr(dtype, axes, depth - 1, points), "RuntimeError", 'it\'s "impossible"')
+
     def reduce(self, dtype: DType, axes: tuple[Axis, ...], depth: int) -> Expr:
         """A reduction that gives this dtype, over one or two axes of its own."""
         able = [
             (row, result)
             for row in REDUCTIONS.values()
             for result, rule in row.results
-            if (dtype.kind in REDUCTION_KINDS[row.name] if rule == "same" else dtype is DTYPES[rule])
+            if (dtype.kind in row.kinds if rule == "same" else dtype is DTYPES[rule])
         ]
         row, result = self.pick(able)
-        body = dtype if dict(row.results)[result] == "same" else self.of_kinds(REDUCTION_KINDS[row.name])
+        body = dtype if dict(row.results)[result] == "same" else self.of_kinds(row.kinds)
         extents = self.extents(self.pick((1, 1, 2)), empty=row.empty != "is refused")
         own = tuple(Axis(self.name("k"), extent) for extent in extents)
         return Reduce(row.name, own, self.expr(body, (*axes, *own), depth - 1), result)

@@ -39,6 +39,7 @@ from ferrite.loops.nodes import (
     Program,
     Random,
     Reduce,
+    Require,
     Scan,
     Select,
     Store,
@@ -336,7 +337,10 @@ EAGER_ERROR = {
 }
 
 
-@pytest.mark.parametrize(("name", "dtype"), cases(CLOSE), ids=str)
+CLOSE_FLOATS = [case for case in cases(CLOSE) if case[1].is_float]  # powers of integers are exact, see below
+
+
+@pytest.mark.parametrize(("name", "dtype"), CLOSE_FLOATS, ids=str)
 def test_close_operation(name: str, dtype: DType) -> None:
     """At most one unit in the last place from what eager gives in double precision."""
     operands = operands_of(name, dtype)
@@ -361,7 +365,7 @@ EAGER_IS_OFF = {
 }
 
 
-@pytest.mark.parametrize(("name", "dtype"), [case for case in cases(CLOSE) if case[1] is not f64], ids=str)
+@pytest.mark.parametrize(("name", "dtype"), [case for case in CLOSE_FLOATS if case[1] is not f64], ids=str)
 def test_close_operation_in_its_own_type(name: str, dtype: DType) -> None:
     operands = operands_of(name, dtype)
     found = operate(name, *operands)
@@ -373,6 +377,13 @@ def test_close_operation_in_its_own_type(name: str, dtype: DType) -> None:
     else:
         wanted = CLOSE[name](*operands)
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-2 if dtype.is_half else 1e-6, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [dtype for dtype in TORCH if dtype.is_int], ids=str)
+def test_powers_of_integers_wrap(dtype: DType) -> None:
+    base = random((64,), dtype, ("base", dtype.name))
+    exponent = random((64,), dtype, ("exponent", dtype.name)) % 9
+    assert torch.equal(operate("pow", base, exponent), torch.pow(base, exponent))
 
 
 def test_accuracy_of_special_functions() -> None:
@@ -639,6 +650,47 @@ def test_load_outside_is_malformed() -> None:
         execute([Nest((n,), (Store(y, at(n), Load(x, at(n))),))], {x: torch.zeros(3), y: torch.zeros(4)})
     with pytest.raises(Malformed, match="outside"):  # NumPy alone would count from the end
         execute([Nest((n,), (Store(y, at(n), Load(y, (of_atom(n) - 1,))),))], {y: torch.zeros(4)})
+
+
+# ---- requirements
+
+
+def quotient(numbers: torch.Tensor, **options: int) -> torch.Tensor:
+    """60 // x, required to be defined; a nest of two statements, so that nothing may be stored before the check."""
+    n = axis("n", len(numbers))
+    x, y, z = (buffer(name, i64, len(numbers)) for name in "xyz")
+    value = Load(x, at(n))
+    divided = apply("floordiv", Const(60, i64), value)
+    required = Require(apply("ne", value, Const(0, i64)), divided, "RuntimeError", "ZeroDivisionError")
+    out, first = torch.full_like(numbers, -5), torch.full_like(numbers, -5)
+    try:
+        body = (Store(z, at(n), value), Store(y, at(n), required))
+        execute([Nest((n,), body)], {x: numbers, y: out, z: first}, **options)
+    except RuntimeError:
+        assert (first == -5).all()
+        raise
+    return out
+
+
+@pytest.mark.parametrize("limit", [oracle.BOX_LIMIT, 2, 1])
+def test_what_is_required_is_looked_at_before_the_value(limit: int) -> None:
+    assert quotient(torch.tensor([7, -7, 60]), box_limit=limit).tolist() == [8, -9, 1]
+    with pytest.raises(RuntimeError, match=r"^ZeroDivisionError$"):
+        quotient(torch.tensor([7, -7, 0, 60]), box_limit=limit)
+    assert quotient(torch.tensor([], dtype=torch.int64)).tolist() == []
+
+
+def test_what_a_guard_excludes_is_not_required() -> None:
+    n = axis("n", 3)
+    x, y = buffer("x", i64, 3), buffer("y", i64, 3)
+    value = Load(x, at(n))
+    required = Require(apply("gt", value, Const(0, i64)), value, "ValueError", "no")
+    guarded = Guarded(apply("lt", Position(of_atom(n)), Const(2, i64)), required, Const(9, i64))
+    out = torch.zeros(3, dtype=torch.int64)
+    execute([Nest((n,), (Store(y, at(n), guarded),))], {x: torch.tensor([1, 2, -3]), y: out})
+    assert out.tolist() == [1, 2, 9]
+    with pytest.raises(ValueError, match=r"^no$"):
+        execute([Nest((n,), (Store(y, at(n), guarded),))], {x: torch.tensor([1, -2, 3]), y: out})
 
 
 # ---- indices from data

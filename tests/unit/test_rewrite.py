@@ -269,6 +269,10 @@ def test_folded_operations_are_what_the_oracle_computes(draw: st.DataObject) -> 
             "i64: where(b8(True), i64(1), checked(n[i, j], 4, True, 'IndexError', 'no'))",
             "where(b8(True), i64(1), checked(n[i, j], 4, True, 'IndexError', 'no'))",
         ),
+        (
+            "i64: where(b8(True), i64(1), require(c[i, j], n[i, j], 'ValueError', 'no'))",
+            "where(b8(True), i64(1), require(c[i, j], n[i, j], 'ValueError', 'no'))",
+        ),
     ],
 )
 def test_fold_select(before: str, after: str) -> None:
@@ -286,6 +290,12 @@ def test_fold_select(before: str, after: str) -> None:
         ("b8: value(i) == i64(9)", "b8(False)"),
         ("b8: value(i) != value(j)", "value(i) != value(j)"),
         ("f32: guarded(c[i, j], x[i, j], x[i, j])", "x[i, j]"),
+        ("f32: require(value(i + 1) != i64(0), x[i, j], 'ValueError', 'no')", "x[i, j]"),
+        (
+            "f32: require(value(i) < i64(0), x[i, j], 'ValueError', 'no')",
+            "require(b8(False), x[i, j], 'ValueError', 'no')",
+        ),
+        ("f32: require(c[i, j], x[i, j], 'ValueError', 'no')", "require(c[i, j], x[i, j], 'ValueError', 'no')"),
         (
             "b8: value(at(checked(n[i, j], 4, True, 'IndexError', 'no'), 0, 3)) >= i64(0)",
             "value(at(checked(n[i, j], 4, True, 'IndexError', 'no'), 0, 3)) >= i64(0)",

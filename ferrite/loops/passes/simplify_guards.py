@@ -2,23 +2,25 @@
 
     for i in box(8): y[i] = guarded(value(i) < i64(8), x[i], f32(0.0))     ->  y[i] = x[i]
     for i in box(8): y[i] = guarded(value(i) >= i64(8), x[i - 8], z[i])    ->  y[i] = z[i]
+    for i in box(8): y[i] = require(value(i + 1) != i64(0), x[i], ...)     ->  y[i] = x[i]
 
 Law: `known_nonnegative` proves an order between two indices for every point of the loops. Nothing that can raise is
 dropped from a condition; the branch of `guarded` that is never taken is never computed, and may go with all it holds.
+A requirement that is always met goes; one that is never met stays: it raises.
 """
 
 from __future__ import annotations
 
 from ferrite.loops.dtypes import b8
 from ferrite.loops.index import Index, constant, known_equal, known_nonnegative
-from ferrite.loops.nodes import Apply, Const, Expr, Guarded, Position, Program
+from ferrite.loops.nodes import Apply, Const, Expr, Guarded, Position, Program, Require
 from ferrite.loops.rewrite import apply_rules, can_raise
 
 TRUE, FALSE = Const(True, b8), Const(False, b8)
 
 
 def simplify_guards(program: Program) -> Program:
-    return apply_rules(program, (decide_comparison, fold_logic, fold_guard))
+    return apply_rules(program, (decide_comparison, fold_logic, fold_guard, drop_requirement))
 
 
 def decide_comparison(node: Expr) -> Expr | None:
@@ -83,4 +85,12 @@ def fold_guard(node: Expr) -> Expr | None:
             return inside if value else otherwise
         case Guarded(condition=condition, value=inside, otherwise=otherwise) if inside is otherwise:
             return None if can_raise(condition) else inside
+    return None
+
+
+def drop_requirement(node: Expr) -> Expr | None:
+    """require(True, a, ...) -> a"""
+    match node:
+        case Require(condition=Const(value=True), value=value):
+            return value
     return None
