@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 ENVIRONMENT_PREFIX = "FERRITE_"
 SCHEMES = ("normal", "serialize")
-EXECUTORS = ("eager", "oracle")
+EXECUTORS = ("eager", "oracle", "native")
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,12 @@ class Options:
     )
     executor: str = field(
         default="eager", metadata={"doc": f"what runs ops that have a lowering: {', '.join(EXECUTORS)}"}
+    )
+    fallback_random: bool = field(
+        default=False,
+        metadata={
+            "doc": "random ops run in eager and give its stream; else lowered ones draw from a counter generator"
+        },
     )
     debug: bool = field(default=False, metadata={"doc": "write every stage of every graph below debug_dir"})
     debug_dir: str = field(default="ferrite_debug", metadata={"doc": "where debug files go"})

@@ -29,11 +29,12 @@ from ferrite.loops.check import check_program
 from ferrite.loops.nodes import Program
 from ferrite.loops.passes import LOOP_PASSES
 from ferrite.loops.text import show as show_loops
-from ferrite.lower.graph import constant_nodes, lower
+from ferrite.lower.graph import Rules, constant_nodes, lower
+from ferrite.lower.library import library_of
 from ferrite.native import NATIVE_PASSES
 from ferrite.options import Options
 from ferrite.passes import edit, rewrite
-from ferrite.report.record import GraphRecord
+from ferrite.report.record import Fallback, GraphRecord
 from ferrite.schedule import SCHEDULE_PASSES
 
 if TYPE_CHECKING:
@@ -73,8 +74,13 @@ def compile_graph(
         edit_post_grad(module, phase, options, record)
     with record.stage("lower"):
         check_graph(module, "lower", after_autograd=True, values=True)
-        lowered = lower(module, inputs.static, inputs.donated, use_rows=options.executor != "eager")
-        record.fell_back(lowered.fallbacks, lowered.reasons)
+        rules = Rules(use_rows=options.executor != "eager", counter_random=not options.fallback_random)
+        lowered = lower(module, inputs.static, inputs.donated, rules=rules)
+        record.lowered = lowered.lowered
+        record.fallbacks = [
+            Fallback(op, count, lowered.reasons[op], library_of(op) is not None)
+            for op, count in lowered.fallbacks.items()
+        ]
     with record.stage("loops"):
         lowered.kernels = tuple(rewrite_kernel(kernel, options, record) for kernel in lowered.kernels)
     with record.stage("schedule"):
@@ -88,7 +94,7 @@ def compile_graph(
             name, lowered.inputs, lowered.steps, lowered.result, lowered.functions, constants, lowered.kernels
         )
         program = rewrite(program, "host", HOST_PASSES, options, record)
-        compiled = CompiledGraph(program, lowered.constants, facts_of(module, graph_id, phase, record))
+        compiled = CompiledGraph(program, lowered.constants, facts_of(module, graph_id, phase, options, record))
         compiled.load()
     return compiled
 
@@ -118,7 +124,7 @@ def edit_post_grad(module: GraphModule, phase: str, options: Options, record: Gr
         restore_output_strides(module.graph)
 
 
-def facts_of(module: GraphModule, graph_id: int, phase: str, record: GraphRecord) -> Facts:
+def facts_of(module: GraphModule, graph_id: int, phase: str, options: Options, record: GraphRecord) -> Facts:
     """What a caller may want to know of a graph without running it."""
     changes: Counter[str] = Counter()
     for run in record.passes:
@@ -131,4 +137,5 @@ def facts_of(module: GraphModule, graph_id: int, phase: str, record: GraphRecord
         device_types=device_types(module.graph),
         changes=dict(changes),
         seconds=record.seconds,
+        executor=options.executor,
     )

@@ -1,9 +1,12 @@
 """Which aten ops are split before we see them, and why.
 
-A row names an op that AOTAutograd replaces, while it traces, by its definition in simpler ops. Splitting pays once
-the parts have lowerings and can be fused; an op that runs in eager anyway is better left whole: one library kernel,
-eager's rounding, fewer nodes to trace. So the table starts empty and grows with `lower/`; the option `decompose` adds
-rows by name.
+A row names an op that AOTAutograd replaces, while it traces, by its definition in simpler ops. Splitting costs a trace
+of every part, so an op is split only where that says more than a row of `lower/` could; an op that runs in eager
+anyway is better left whole: one library kernel, eager's rounding, fewer nodes to trace. So the own tables are used
+only when ops are lowered at all; the option `decompose` adds rows by name.
+
+`DECOMPOSED` names ops that PyTorch itself splits, and well: the parts give eager's bits (halves rounded where eager
+rounds), strides and errors. `OWN` holds functions of ours, which may return NotImplemented to leave a call whole.
 """
 
 from __future__ import annotations
@@ -11,18 +14,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch._decomp import get_decompositions
+from torch._prims_common import suggest_memory_format
 
 from ferrite.graph.names import resolve
+
+aten = torch.ops.aten
 
 # (op, why it is split)
 DECOMPOSED: tuple[tuple[str, str], ...] = ()
 
 
-def decomposition_table(further: tuple[str, ...] = ()) -> dict[Any, Callable[..., Any]]:
+def decomposition_table(further: tuple[str, ...] = (), *, use_rows: bool = False) -> dict[Any, Callable[..., Any]]:
     """The table for AOTAutograd; raises RuntimeError for an op that does not exist or has no decomposition."""
-    table: dict[Any, Callable[..., Any]] = {}
-    for name in (*(name for name, _ in DECOMPOSED), *further):
+    table: dict[Any, Callable[..., Any]] = dict(OWN) if use_rows else {}
+    for name in (*(name for name, _ in DECOMPOSED if use_rows), *further):
         try:
             op = resolve(name)
         except (AttributeError, ImportError):
@@ -34,3 +41,77 @@ def decomposition_table(further: tuple[str, ...] = ()) -> dict[Any, Callable[...
             raise RuntimeError(f"option 'decompose': PyTorch has no decomposition of {name}")
         table.update(found)
     return table
+
+
+# ---- normalisations that PyTorch traces wrongly
+#
+# Halves beside f32 parameters: eager's kernels compute in f32 and keep statistics in f32, but PyTorch's fake kernels
+# promise statistics (or gradients) of other dtypes: graphs would be wrong about what lies in memory, and backward
+# would read rounded statistics. In f32 and back again is the same computation, with the dtypes of eager.
+#
+# Batch norm of strided tensors: eager gives a contiguous or channels-last tensor, the fake one keeps the strides.
+
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+def _is_mixed(x: torch.Tensor, arguments: tuple[Any, ...]) -> bool:
+    return x.dtype in _HALVES and any(isinstance(a, torch.Tensor) and a.dtype == torch.float32 for a in arguments)
+
+
+def _made_in_f32(op: Any, x: torch.Tensor, arguments: tuple[Any, ...]) -> Any:
+    """A norm of halves in f32, its results rounded: statistics have the dtype of the parameters, if there are any."""
+    kept = torch.float32 if _is_mixed(x, arguments) else x.dtype
+    wide = (a.float() if isinstance(a, torch.Tensor) else a for a in arguments)
+    normal, mean, rstd, *running = op(x.float(), *wide)
+    return (normal.to(x.dtype), mean.to(kept), rstd.to(kept), *running)
+
+
+def _in_f32(op: Any) -> Callable[..., Any]:
+    """norm(x, ...)  ->  norm(f32(x), ...), rounded"""
+
+    def split(x: torch.Tensor, *arguments: Any) -> Any:
+        return _made_in_f32(op, x, arguments) if _is_mixed(x, arguments) else NotImplemented
+
+    return split
+
+
+def _group_norm_backward_in_f32(grad: torch.Tensor, x: torch.Tensor, *arguments: Any) -> Any:
+    """The gradients of weight and bias stay f32, as in eager; those of the other norms are promised rightly."""
+    if not _is_mixed(x, arguments):
+        return NotImplemented
+    to_input, *others = aten.native_group_norm_backward.default(grad.float(), x.float(), *arguments)
+    return (to_input if to_input is None else to_input.to(x.dtype), *others)
+
+
+def _dense(x: torch.Tensor) -> torch.Tensor:
+    """x as batch norms see it: contiguous or channels-last. The same tensor if it is so already."""
+    return x.contiguous(memory_format=suggest_memory_format(x))
+
+
+def _batch_norm(op: Any) -> Callable[..., Any]:
+    """batch_norm(x, ...)  ->  batch_norm(dense(x), ...), in f32 where dtypes are mixed, or x is strided: for strided
+    halves eager does not round what statistics are made of."""
+
+    def split(x: torch.Tensor, *arguments: Any) -> Any:
+        dense = _dense(x)
+        if _is_mixed(x, arguments) or (dense is not x and x.dtype in _HALVES):
+            return _made_in_f32(op, dense, arguments)
+        return NotImplemented if dense is x else op(dense, *arguments)
+
+    return split
+
+
+def _batch_norm_backward(grad: torch.Tensor, x: torch.Tensor, *arguments: Any) -> Any:
+    dense = _dense(x)
+    return NotImplemented if dense is x else aten.native_batch_norm_backward.default(grad, dense, *arguments)
+
+
+OWN: dict[Any, Callable[..., Any]] = {
+    aten.native_layer_norm.default: _in_f32(aten.native_layer_norm.default),
+    aten.native_group_norm.default: _in_f32(aten.native_group_norm.default),
+    aten.native_group_norm_backward.default: _group_norm_backward_in_f32,
+    aten._native_batch_norm_legit_functional.default: _batch_norm(aten._native_batch_norm_legit_functional.default),
+    aten._native_batch_norm_legit.no_stats: _batch_norm(aten._native_batch_norm_legit.no_stats),
+    aten._native_batch_norm_legit_no_training.default: _batch_norm(aten._native_batch_norm_legit_no_training.default),
+    aten.native_batch_norm_backward.default: _batch_norm_backward,
+}

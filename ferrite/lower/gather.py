@@ -2,41 +2,60 @@
 
 Every position is checked as eager checks it: which ops count negative positions from the end, which exception is
 raised and with which words differs from op to op and stands in the row. Writes that may meet at one element combine
-in loop order.
+in loop order; of writes that replace, the last one stays. A tensor without dimensions has one element, at position 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from ferrite.errors import Unsupported
-from ferrite.loops.dtypes import DType, i64
-from ferrite.loops.index import Index, IndexLike, data, index
-from ferrite.loops.nodes import Accumulate, Buffer, Checked, Expr, Nest, Position, Statement, Store
-from ferrite.loops.shapes import contiguous_strides
+from ferrite.loops.dtypes import DType, f32, f64, i32, i64
+from ferrite.loops.index import ZERO, Data, Index, IndexLike, data, free_atoms, index, known_zero, product
+from ferrite.loops.nodes import (
+    Accumulate,
+    Buffer,
+    Checked,
+    Expr,
+    Guarded,
+    Load,
+    Nest,
+    Position,
+    Reduce,
+    Scan,
+    Statement,
+    Store,
+)
+from ferrite.loops.shapes import contiguous_strides, reshape_index
+from ferrite.lower.pointwise import truth_of
 from ferrite.lower.table import lowers
 from ferrite.lower.value import (
+    FROM_DTYPE,
     Built,
     Result,
     Tensor,
-    accumulator,
     apply,
     axes_for,
     broadcast_sizes,
     cast,
+    compute_dtype,
     const,
     expand,
     normalize_dim,
+    of_buffer,
     points,
+    promote,
+    reduce_axes,
     scalar,
     select,
     tensor,
     view,
 )
-from ferrite.lower.view import from_front, slice_start
+from ferrite.lower.view import result_buffer
 
 aten = torch.ops.aten
 
@@ -46,12 +65,16 @@ OUT_OF_BOUNDS = "index {index} is out of bounds for dimension %d with size {size
 
 def position(value: Expr, size: Index, *, wrap: bool, error: str, message: str) -> Index:
     """A position from data, checked against the size of the dimension that it points into."""
+    if size is ZERO:
+        raise Unsupported("a position in an empty dimension", why="there is none, and eager says so in other words")
     return data(Checked(cast(value, i64), size, wrap, error, message), 0, size - 1)
 
 
-def result_buffer(result: Result) -> Buffer:
-    """The stand-in that a row's own loops write."""
-    return Buffer("result", result.dtype, result.sizes, contiguous_strides(result.sizes))
+def clamped(value: Expr, size: Index) -> Index:
+    """A position from data that is moved inside, if it is not; below zero counts from the end."""
+    value, extent = cast(value, i64), Position(size)
+    inside = apply("minimum", apply("maximum", value, apply("neg", extent)), Position(size - 1))
+    return data(select(apply("lt", inside, const(0, i64)), apply("add", inside, extent), inside), 0, size - 1)
 
 
 def fill_nest(buffer: Buffer, value: Tensor) -> Nest:
@@ -59,7 +82,31 @@ def fill_nest(buffer: Buffer, value: Tensor) -> Nest:
     return Nest(axes, (Store(buffer, points(axes), cast(value.at(points(axes)), buffer.dtype)),))
 
 
+def is_empty(x: Tensor) -> bool:
+    return ZERO in x.sizes
+
+
+def straight(x: Tensor) -> Tensor:
+    """All elements in one dimension, in row-major order."""
+    sizes = [product(x.sizes)]
+    return view(x, sizes, lambda *here: reshape_index(here, sizes, x.sizes))
+
+
+def lifted(x: Tensor) -> Tensor:
+    """A tensor without dimensions as one with one."""
+    return x if x.rank else view(x, [index(1)], lambda *here: [])
+
+
 # ---- reads
+
+
+def read(x: Tensor, place: Sequence[IndexLike]) -> Expr:
+    """The element at a place. Where x does not change along a dimension no position is needed: it is checked still."""
+    value = x.at(place)
+    for at in map(index, place):
+        if any(isinstance(atom, Data) and atom not in free_atoms(value) for atom in free_atoms(at)):
+            value = Guarded(apply("ge", Position(at), const(0, i64)), value, value)
+    return value
 
 
 @lowers(aten.embedding.default)
@@ -70,65 +117,79 @@ def embedding(
 
     def body(*here: Index) -> Expr:
         row = position(indices.at(here[:-1]), weight.sizes[0], wrap=False, error="IndexError", message=OUT_OF_RANGE)
-        return weight.at([row, here[-1]])
+        return read(weight, [row, here[-1]])
 
     return tensor([*indices.sizes, weight.sizes[1]], body)
 
 
 @lowers(aten.index_select.default)
-def index_select(x: Tensor, dim: int, indices: Tensor) -> Tensor:
-    """Negative positions are out of range. Along the first dimension eager raises IndexError, else RuntimeError."""
+def index_select(x: Tensor, dim: int, indices: Tensor, *, result: Result) -> Tensor:
+    """Negative positions are out of range. Along dimension 1 eager has a kernel of its own, with its own words."""
+    if is_empty(indices):
+        return Tensor(axes_for(result.sizes), const(0, x.dtype))
     if x.rank == 0:
-        raise Unsupported("index_select of a tensor without dimensions")
+        if not all(known_zero(extent - 1) for extent in indices.sizes):
+            raise Unsupported("several elements of a tensor without dimensions", why="eager raises")
+        return view(index_select(lifted(x), 0, indices, result=result), (), lambda: [ZERO])
     dim = normalize_dim(dim, x.rank)
     error, message = "IndexError", OUT_OF_RANGE
-    if dim > 0:
+    if dim == 1:
         error, message = "RuntimeError", "INDICES element is out of DATA bounds, id={index} axis_dim={size}"
-    flat = indices if indices.rank else view(indices, [index(1)], lambda here: [])
+    flat = lifted(indices)
 
     def body(*here: Index) -> Expr:
         at = position(flat.at([here[dim]]), x.sizes[dim], wrap=False, error=error, message=message)
-        return x.at([*here[:dim], at, *here[dim + 1 :]])
+        return read(x, [*here[:dim], at, *here[dim + 1 :]])
 
     return tensor([*x.sizes[:dim], flat.sizes[0], *x.sizes[dim + 1 :]], body)
 
 
 @lowers(aten.gather.default)
 def gather(x: Tensor, dim: int, indices: Tensor, *, sparse_grad: bool = False) -> Tensor:
-    """One element for each position; negative positions are out of bounds."""
-    if x.rank == 0 or indices.rank == 0:
-        raise Unsupported("gather of a tensor without dimensions")
+    """One element for each position; negative positions are out of bounds. No position at all fits any tensor."""
+    if is_empty(indices):
+        return Tensor(indices.axes, const(0, x.dtype))
+    x = lifted(x)
     dim = normalize_dim(dim, x.rank)
 
     def body(*here: Index) -> Expr:
         at = position(indices.at(here), x.sizes[dim], wrap=False, error="RuntimeError", message=OUT_OF_BOUNDS % dim)
-        return x.at([*here[:dim], at, *here[dim + 1 :]])
+        return read(x, [*here[:dim], at, *here[dim + 1 :]])
 
     return tensor(indices.sizes, body)
+
+
+OUT_OF_ELEMENTS = "out of range: tried to access index {index} on a tensor of {size} elements."
 
 
 @lowers(aten.take.default)
 def take(x: Tensor, indices: Tensor) -> Tensor:
     """Positions in row-major order, below zero from the end."""
-    if x.rank != 1:
-        raise Unsupported("take from several dimensions")
-    message = "out of range: tried to access index {index} on a tensor of {size} elements."
+    if is_empty(indices):
+        return Tensor(indices.axes, const(0, x.dtype))
+    flat = straight(x)
 
     def body(*here: Index) -> Expr:
-        return x.at([position(indices.at(here), x.sizes[0], wrap=True, error="IndexError", message=message)])
+        at = position(indices.at(here), flat.sizes[0], wrap=True, error="IndexError", message=OUT_OF_ELEMENTS)
+        return read(flat, [at])
 
     return tensor(indices.sizes, body)
 
 
-def advanced(x: Tensor, indices: Sequence[Tensor | None]) -> tuple[list[Index], Any]:
+Where = Callable[..., "list[IndexLike]"]
+
+
+def advanced(x: Tensor, indices: Sequence[Tensor | None], *, unchecked: bool = False) -> tuple[list[Index], Where]:
     """Sizes of `x[indices]`, and a function from a point of it to a point of x.
 
     Indexed dimensions that stand together are replaced where they stand; otherwise the positions come first.
     """
     padded = [*indices, *([None] * (x.rank - len(indices)))]
     indexed = [dim for dim, part in enumerate(padded) if part is not None]
-    if any(part is not None and not part.dtype.is_int for part in padded):
+    if any(part is not None and part.dtype not in (i64, i32) for part in padded):
         raise Unsupported("indexing with a mask", why="its size depends on data")
+    if not indexed:
+        return list(x.sizes), lambda *here: list(here)
     shape = broadcast_sizes([part.sizes for part in padded if part is not None])
     together = indexed == list(range(indexed[0], indexed[-1] + 1))
     start = indexed[0] if together else 0
@@ -145,6 +206,9 @@ def advanced(x: Tensor, indices: Sequence[Tensor | None]) -> tuple[list[Index], 
             part = padded[dim]
             assert part is not None
             value = expand(part, shape).at(middle)
+            if unchecked:
+                at[dim] = clamped(value, x.sizes[dim])
+                continue
             # Eager moves indexed dimensions to the front before it checks: its message counts from there.
             message = OUT_OF_BOUNDS % indexed.index(dim)
             at[dim] = position(value, x.sizes[dim], wrap=True, error="IndexError", message=message)
@@ -154,149 +218,525 @@ def advanced(x: Tensor, indices: Sequence[Tensor | None]) -> tuple[list[Index], 
 
 
 @lowers(aten.index.Tensor, aten._unsafe_index.Tensor)
-def index_tensor(x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
+def index_tensor(x: Tensor, indices: Sequence[Tensor | None], *, result: Result) -> Tensor:
+    if ZERO in result.sizes:
+        return Tensor(axes_for(result.sizes), const(0, x.dtype))
     sizes, where = advanced(x, indices)
-    return view(x, sizes, where)
+    return tensor(sizes, lambda *here: read(x, where(*here)))
+
+
+@lowers(aten._unsafe_masked_index.default)
+def unsafe_masked_index(x: Tensor, mask: Tensor, indices: Sequence[Tensor | None], fill: Any) -> Tensor:
+    """x[indices] where the mask is set, else `fill`. Positions are moved inside, not checked."""
+    if is_empty(x):
+        raise Unsupported("a masked index into a tensor without elements")
+    sizes, where = advanced(x, indices, unchecked=True)
+    inside = expand(truth_of(mask), sizes)
+    return Tensor(inside.axes, Guarded(inside.body, view(x, sizes, where).body, scalar(fill, x.dtype)))
+
+
+# ---- reads that search
+
+MOST_STEPS = 20  # of a search: a million boundaries. Each is an operand of the next, in one expression.
+MOST_CANDIDATES = 32  # that are compared one by one; for more, eager sorts
+
+
+@lowers(aten.bucketize.Tensor)
+def bucketize(x: Tensor, boundaries: Tensor, *, out_int32: bool = False, right: bool = False, result: Result) -> Tensor:
+    if boundaries.rank != 1:
+        raise Unsupported("boundaries of several dimensions", why="eager raises")
+    return _searched(boundaries, x, "right" if right else "left", result)
+
+
+@lowers(aten.bucketize.Scalar)
+def bucketize_number(
+    x: Any, boundaries: Tensor, *, out_int32: bool = False, right: bool = False, result: Result
+) -> Tensor:
+    number = Tensor((), scalar(x, promote(x, boundaries)))
+    return bucketize(number, boundaries, right=right, result=result)
+
+
+@lowers(aten.searchsorted.Tensor)
+def searchsorted(
+    sequence: Tensor,
+    x: Tensor,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: Tensor | None = None,
+    result: Result,
+) -> Tensor:
+    """`side` says the same as `right` and comes first."""
+    if sorter is not None:
+        raise Unsupported("searchsorted by a permutation", why="eager checks all of it, the search meets some")
+    return _searched(sequence, x, side or ("right" if right else "left"), result)
+
+
+@lowers(aten.searchsorted.Scalar)
+def searchsorted_number(
+    sequence: Tensor,
+    x: Any,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: Tensor | None = None,
+    result: Result,
+) -> Tensor:
+    number = Tensor((), scalar(x, promote(x, sequence)))
+    return searchsorted(sequence, number, right=right, side=side, sorter=sorter, result=result)
+
+
+def _searched(sequence: Tensor, x: Tensor, side: str, result: Result) -> Tensor:
+    """Eager's binary search, step by step, so that NaN and sequences that are not sorted come out as they do there.
+
+    An element is passed if it is not >= x (left), or not > x (right): NaN is passed.
+    """
+    if sequence.rank not in (1, x.rank):
+        raise Unsupported("a search in a tensor of other dimensions", why="eager raises")
+    if sequence.sizes[-1].terms:
+        raise Unsupported("a search in a sequence of unknown length", why="the number of steps depends on it")
+    length = sequence.sizes[-1].constant
+    if length.bit_length() > MOST_STEPS:
+        raise Unsupported(f"a search in {length} elements")
+    compute = promote(sequence, x)
+    stop = "gt" if side == "right" else "ge"
+
+    def body(*here: Index) -> Expr:
+        row = here[: sequence.rank - 1]
+        wanted = cast(x.at(here), compute)
+        low: Expr = const(0, i64)
+        high: Expr = const(length, i64)
+        least = length  # how many are left to search at the fewest; while there are some, nothing need be asked
+        for step in range(length.bit_length()):
+            half = apply("shr", apply("sub", high, low), const(1, i64))
+            middle = apply("add", low, half) if step else const(length // 2, i64)
+            place = middle if least else apply("minimum", middle, const(length - 1, i64))
+            element = cast(sequence.at([*row, data(place, 0, length - 1)]), compute)
+            passed = stays = apply("not_", apply(stop, element, wanted))
+            if not least:
+                searching = apply("lt", low, high)
+                passed, stays = apply("and_", searching, passed), apply("or_", apply("not_", searching), passed)
+            low, high = select(passed, apply("add", middle, const(1, i64)), low), select(stays, high, middle)
+            least = max(least - 1, 0) // 2
+        return cast(low, result.dtype)
+
+    return tensor(x.sizes, body)
+
+
+@lowers(aten.isin.Tensor_Tensor)
+def isin(x: Tensor, candidates: Tensor, *, assume_unique: bool = False, invert: bool = False) -> Tensor:
+    """Whether an element equals one of the candidates; NaN equals nothing."""
+    flat = straight(candidates)
+    if flat.sizes[0].terms or flat.sizes[0].constant > MOST_CANDIDATES:
+        raise Unsupported("isin with many candidates", why="eager sorts them")
+    compute = promote(x, candidates)
+    (axis,) = reduce_axes(apply("eq", x.body, x.body), [flat.sizes[0]])
+    same = apply("eq", cast(x.body, compute), cast(flat.at(points((axis,))), compute))
+    found: Expr = Reduce("any", (axis,), same, "value")
+    return Tensor(x.axes, apply("not_", found) if invert else found)
 
 
 # ---- writes
+
+# How eager combines; a mean is a sum that is divided later. Truth values: sums are or, products are and.
+COMBINE = {"sum": "add", "add": "add", "mean": "add", "prod": "mul", "multiply": "mul", "amax": "maximum",
+           "amin": "minimum"}  # fmt: skip
+COMBINE_TRUTH = {"sum": "maximum", "add": "maximum", "prod": "minimum", "multiply": "minimum", "amax": "maximum",
+                 "amin": "minimum"}  # fmt: skip
+
+
+def combination(reduce: str, dtype: DType) -> str:
+    known = COMBINE_TRUTH if dtype.is_bool else COMBINE
+    if reduce not in known:
+        raise Unsupported(f"a scatter of {dtype} that combines by {reduce}", why="eager raises")
+    return known[reduce]
+
+
+def neutral(operation: str, dtype: DType) -> Expr:
+    """What changes nothing when combined."""
+    if operation in ("add", "mul"):
+        return const(operation == "mul", dtype)
+    if dtype.is_float:
+        return const(-math.inf if operation == "maximum" else math.inf, dtype)
+    if dtype.is_bool:
+        return const(operation == "minimum", dtype)
+    limits = torch.iinfo(FROM_DTYPE[dtype])
+    return const(limits.min if operation == "maximum" else limits.max, dtype)
+
+
+def own_buffer(name: str, dtype: DType, sizes: Sequence[Index]) -> Buffer:
+    """Memory of the kernel's own."""
+    return Buffer(name, dtype, tuple(sizes), contiguous_strides(sizes))
+
+
+def rounded_once(built: Built) -> Built:
+    """The same, with halves combined in f32 and rounded once at the end. Extremes need no rounding."""
+    (buffer,) = built.results
+    combined = built.nests[-1].body[0]
+    if not buffer.dtype.is_half or not isinstance(combined, Accumulate) or combined.operation not in ("add", "mul"):
+        return built
+    wide = own_buffer("wide", f32, buffer.sizes)
+    nests = []
+    for nest in built.nests:
+        (statement,) = nest.body
+        assert isinstance(statement, (Store, Accumulate))
+        value = cast(statement.value, f32)
+        nests.append(
+            Nest(nest.axes, (Store(wide, statement.index, value),))
+            if isinstance(statement, Store)
+            else Nest(nest.axes, (Accumulate(statement.operation, wide, statement.index, value),))
+        )
+    return Built((buffer,), (*nests, fill_nest(buffer, of_buffer(wide))))
+
+
+def divided(built: Built, include_self: bool) -> Built:
+    """Sums divided by how many were added up, the element's own value included or not; integers are rounded down.
+
+    Eager counts in the dtype of the tensor, so a half counts to 256 or 2048 and then in steps.
+    """
+    (buffer,) = built.results
+    nest = next(nest for nest in reversed(built.nests) if isinstance(nest.body[0], Accumulate))
+    (added,) = nest.body
+    assert isinstance(added, Accumulate)
+    count = own_buffer("count", i64, buffer.sizes)
+    start = Tensor(axes_for(buffer.sizes), const(int(include_self), i64))
+    counting = Nest(nest.axes, (Accumulate("add", count, added.index, const(1, i64)),))
+    axes = axes_for(buffer.sizes)
+    here = points(axes)
+    number = apply("maximum", Load(count, here), const(1, i64))
+    total, compute = Load(buffer, here), compute_dtype(buffer.dtype)
+    quotient = (
+        apply("div", cast(total, compute), cast(cast(number, buffer.dtype), compute))
+        if buffer.dtype.is_float
+        else apply("floordiv", total, cast(number, buffer.dtype))
+    )
+    last = Nest(axes, (Store(buffer, here, cast(quotient, buffer.dtype)),))
+    return Built((buffer,), (*built.nests, fill_nest(count, start), counting, last))
+
+
+def written(
+    x: Tensor, axes: Any, target: Sequence[IndexLike], value: Expr, operation: str | None, result: Result
+) -> Built:
+    """A copy of x in which every point of a loop replaces an element, or is combined with it."""
+    buffer = result_buffer(result)
+    place = tuple(map(index, target))
+    statement: Statement = Store(buffer, place, value)
+    if operation is not None:
+        statement = Accumulate(operation, buffer, place, value)
+    return Built((buffer,), (fill_nest(buffer, x), Nest(axes, (statement,))))
+
+
+def without_self(built: Built, operation: str) -> Built:
+    """The same, but elements that are met start from what changes nothing instead of their own value."""
+    fill, nest = built.nests
+    (statement,) = nest.body
+    assert isinstance(statement, Accumulate)
+    start = Store(statement.buffer, statement.index, neutral(operation, statement.buffer.dtype))
+    return Built(built.results, (fill, Nest(nest.axes, (start,)), nest))
 
 
 @lowers(aten.index_put.default, aten._unsafe_index_put.default)
 def index_put(
     x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False, *, result: Result
-) -> Built:
-    """A copy with elements replaced or added to; where positions repeat, the last one in loop order stays."""
+) -> Tensor | Built:
+    """A copy with elements replaced or added to. Halves that meet are rounded after each addition, as in eager."""
+    masks = [part for part in indices if part is not None and part.dtype.is_bool]
+    if masks and len([part for part in indices if part is not None]) == 1:
+        return _put_where(x, list(indices).index(masks[0]), masks[0], values, accumulate)
     sizes, where = advanced(x, indices)
-    buffer = result_buffer(result)
+    if ZERO in sizes:
+        return x
     axes = axes_for(sizes)
     here = points(axes)
     source = cast(expand(values, sizes).at(here), x.dtype)
-    target = tuple(map(index, where(*here)))
-    return Built((buffer,), (fill_nest(buffer, x), Nest(axes, (_write(buffer, target, source, accumulate),))))
+    operation = combination("sum", x.dtype) if accumulate else None
+    return written(x, axes, where(*here), source, operation, result)
 
 
-def _write(buffer: Buffer, target: tuple[Index, ...], value: Expr, accumulate: bool) -> Statement:
-    if not accumulate:
-        return Store(buffer, target, value)
-    if buffer.dtype.is_bool:
-        return Accumulate("maximum", buffer, target, value)
-    return Accumulate("add", buffer, target, value)
+def _put_where(x: Tensor, dim: int, mask: Tensor, values: Tensor, accumulate: bool) -> Tensor:
+    """One value wherever a mask is set: no position is needed. Values one by one would have to be counted."""
+    rest = x.rank - dim - mask.rank
+    if values.rank > rest and any(not known_zero(extent - 1) for extent in values.sizes[: values.rank - rest]):
+        raise Unsupported("a value for each place of a mask", why="which one depends on the places before it")
+    ahead = max(values.rank - rest, 0)
+    slim = view(values, values.sizes[ahead:], lambda *here: [*[ZERO] * ahead, *here])
+    here = points(x.axes)
+    value = cast(expand(slim, x.sizes).at(here), x.dtype)
+    if accumulate:
+        value = apply(combination("sum", x.dtype), x.body, value)
+    return Tensor(x.axes, select(mask.at(here[dim : dim + mask.rank]), value, x.body))
 
 
-def scattered(x: Tensor, dim: int, indices: Tensor, value: Any, result: Result, operation: str | None) -> Built:
-    """A copy of x with `value(here)` written to, or combined into, the position that `indices` names along `dim`."""
+@lowers(aten._unsafe_masked_index_put_accumulate.default)
+def unsafe_masked_index_put(
+    x: Tensor, mask: Tensor, indices: Sequence[Tensor | None], values: Tensor, *, result: Result
+) -> Built:
+    """Values added where the mask is set; elsewhere zero is added to a position that is moved inside."""
+    if is_empty(x):
+        raise Unsupported("a masked index into a tensor without elements")
+    sizes, where = advanced(x, indices, unchecked=True)
+    axes = axes_for(sizes)
+    here = points(axes)
+    inside = expand(truth_of(mask), sizes).at(here)
+    source = select(inside, cast(expand(values, sizes).at(here), x.dtype), const(0, x.dtype))
+    return written(x, axes, where(*here), source, combination("sum", x.dtype), result)
+
+
+@lowers(aten.put.default)
+def put(x: Tensor, indices: Tensor, source: Tensor, accumulate: bool = False, *, result: Result) -> Tensor | Built:
+    """Positions in row-major order, below zero from the end."""
+    if is_empty(indices):
+        return x
+    count = product(x.sizes)
+    where, values = straight(indices), straight(source)
+    here = points(where.axes)
+    at = position(where.body, count, wrap=True, error="IndexError", message=OUT_OF_ELEMENTS)
+    target = reshape_index([at], [count], x.sizes)
+    operation = combination("sum", x.dtype) if accumulate else None
+    return written(x, where.axes, target, values.at(here), operation, result)
+
+
+def scattered(
+    x: Tensor, dim: int, indices: Tensor, value: Any, operation: str | None, result: Result
+) -> Tensor | Built:
+    """A copy of x with `value` written to, or combined into, the position that `indices` names along `dim`."""
+    if is_empty(indices):
+        return x
+    if max(x.rank, 1) != max(indices.rank, 1):
+        raise Unsupported("a scatter by positions of another rank", why="eager raises")
     if x.rank == 0 or indices.rank == 0:
-        raise Unsupported("a scatter into a tensor without dimensions")
+        return _scattered_in_line(x, indices, value, operation, result)
     dim = normalize_dim(dim, x.rank)
-    buffer = result_buffer(result)
     axes = axes_for(indices.sizes)
     here = points(axes)
     at = position(indices.at(here), x.sizes[dim], wrap=False, error="RuntimeError", message=OUT_OF_BOUNDS % dim)
-    target = (*here[:dim], at, *here[dim + 1 :])
-    written = cast(value.at(here) if isinstance(value, Tensor) else scalar(value, x.dtype), x.dtype)
-    statement: Statement = Store(buffer, target, written)
-    if operation is not None:
-        statement = Accumulate(operation, buffer, target, written)
-    return Built((buffer,), (fill_nest(buffer, x), Nest(axes, (statement,))))
+    source = cast(value.at(here) if isinstance(value, Tensor) else scalar(value, x.dtype), x.dtype)
+    return written(x, axes, (*here[:dim], at, *here[dim + 1 :]), source, operation, result)
+
+
+def _scattered_in_line(x: Tensor, indices: Tensor, value: Any, operation: str | None, result: Result) -> Built:
+    """The same for tensors of which one has no dimensions: every operand is a line."""
+    where = lifted(indices)
+    (here,) = points(where.axes)
+    source = lifted(value).at([here]) if isinstance(value, Tensor) else scalar(value, x.dtype)
+    at = position(where.body, lifted(x).sizes[0], wrap=False, error="RuntimeError", message=OUT_OF_BOUNDS % 0)
+    if x.rank:
+        return written(x, where.axes, [at], cast(source, x.dtype), operation, result)
+    return to_one(x, where, at, cast(source, x.dtype), operation, result)
+
+
+def to_one(x: Tensor, where: Tensor, at: Index, value: Expr, operation: str | None, result: Result) -> Built:
+    """Writes to the only element of a tensor without dimensions; that the position is 0 is checked all the same."""
+    if operation is None and not known_zero(where.sizes[0] - 1):
+        raise Unsupported("several values for one element")
+    found = Guarded(apply("eq", Position(at), const(0, i64)), value, const(0, x.dtype))
+    return written(x, where.axes, [], found, operation, result)
 
 
 @lowers(aten.scatter.src)
-def scatter_src(x: Tensor, dim: int, indices: Tensor, source: Tensor, *, result: Result) -> Built:
-    return scattered(x, dim, indices, source, result, None)
+def scatter_src(x: Tensor, dim: int, indices: Tensor, source: Tensor, *, result: Result) -> Tensor | Built:
+    return scattered(x, dim, indices, source, None, result)
 
 
 @lowers(aten.scatter.value)
-def scatter_value(x: Tensor, dim: int, indices: Tensor, value: Any, *, result: Result) -> Built:
-    return scattered(x, dim, indices, value, result, None)
+def scatter_value(x: Tensor, dim: int, indices: Tensor, value: Any, *, result: Result) -> Tensor | Built:
+    return scattered(x, dim, indices, value, None, result)
+
+
+@lowers(aten.scatter.reduce)
+def scatter_src_reduce(
+    x: Tensor, dim: int, indices: Tensor, source: Tensor, *, reduce: str, result: Result
+) -> Tensor | Built:
+    operation = combination(reduce, x.dtype)
+    return _rounded(scattered(x, dim, indices, source, operation, result))
+
+
+@lowers(aten.scatter.value_reduce)
+def scatter_value_reduce(
+    x: Tensor, dim: int, indices: Tensor, value: Any, *, reduce: str, result: Result
+) -> Tensor | Built:
+    operation = combination(reduce, x.dtype)
+    return _rounded(scattered(x, dim, indices, value, operation, result))
+
+
+def _rounded(made: Tensor | Built) -> Tensor | Built:
+    return made if isinstance(made, Tensor) else rounded_once(made)
 
 
 @lowers(aten.scatter_add.default)
-def scatter_add(x: Tensor, dim: int, indices: Tensor, source: Tensor, *, result: Result) -> Built:
-    half_sums(x.dtype, "scatter_add")
-    return scattered(x, dim, indices, source, result, "maximum" if x.dtype.is_bool else "add")
-
-
-def half_sums(dtype: DType, op: str) -> None:
-    if accumulator(dtype) is not dtype and not dtype.is_bool:
-        raise Unsupported(f"{op} of halves", why="eager rounds in an order of its own")
+def scatter_add(x: Tensor, dim: int, indices: Tensor, source: Tensor, *, result: Result) -> Tensor | Built:
+    """Halves are added up in f32 and rounded once, as in eager."""
+    return _rounded(scattered(x, dim, indices, source, combination("sum", x.dtype), result))
 
 
 @lowers(aten.scatter_reduce.two)
 def scatter_reduce(
     x: Tensor, dim: int, indices: Tensor, source: Tensor, reduce: str, *, include_self: bool = True, result: Result
-) -> Built:
-    operations = {"sum": "add", "prod": "mul", "amax": "maximum", "amin": "minimum"}
-    if reduce not in operations or not include_self:
-        raise Unsupported(f"scatter_reduce with {reduce}, include_self={include_self}")
-    half_sums(x.dtype, "scatter_reduce")
-    if x.dtype.is_bool:
-        raise Unsupported("scatter_reduce of truth values")
-    return scattered(x, dim, indices, source, result, operations[reduce])
+) -> Tensor | Built:
+    """Halves are combined in f32 and rounded once; a mean divides the rounded sum."""
+    operation = combination(reduce, x.dtype)
+    built = scattered(x, dim, indices, source, operation, result)
+    if isinstance(built, Tensor):
+        return built
+    if not include_self:
+        built = without_self(built, operation)
+    built = rounded_once(built)
+    return divided(built, include_self) if reduce == "mean" else built
+
+
+def along(
+    x: Tensor, dim: int, indices: Tensor, source: Tensor, operation: str | None, result: Result, **check: Any
+) -> Tensor | Built:
+    """A copy of x with slices of `source` written to, or combined into, the positions that `indices` names."""
+    if is_empty(indices) or is_empty(source):
+        return x
+    dim = normalize_dim(dim, x.rank)
+    source = lifted(source)
+    if source.rank != max(x.rank, 1):
+        raise Unsupported("slices of another rank", why="eager raises")
+    here = points(source.axes)
+    where = lifted(indices)
+    at = position(where.at([here[dim]]), lifted(x).sizes[dim], **check)
+    value = cast(source.body, x.dtype)
+    if x.rank == 0:
+        return to_one(x, where, at, value, operation, result)
+    return written(x, source.axes, (*here[:dim], at, *here[dim + 1 :]), value, operation, result)
 
 
 @lowers(aten.index_add.default)
-def index_add(x: Tensor, dim: int, indices: Tensor, source: Tensor, *, alpha: Any = 1, result: Result) -> Built:
-    """Slices added at positions; negative ones are out of range."""
-    if x.rank == 0 or indices.rank != 1 or x.dtype.is_bool:
-        raise Unsupported("index_add without dimensions or of truth values")
-    half_sums(x.dtype, "index_add")
+def index_add(
+    x: Tensor, dim: int, indices: Tensor, source: Tensor, *, alpha: Any = 1, result: Result
+) -> Tensor | Built:
+    """Slices added at positions; negative ones are out of range.
+
+    Eager runs a scatter_add, with its words and its sums of halves, along the first and the last of several dimensions.
+    """
+    plain = not isinstance(alpha, Index) and alpha == 1
+    if not plain:
+        if not (x.dtype.is_float or x.dtype.is_int) or x.dtype.is_half:
+            raise Unsupported("index_add with alpha of halves or truth values")
+        source = Tensor(source.axes, apply("mul", cast(source.body, x.dtype), scalar(alpha, x.dtype)))
+    operation = combination("sum", x.dtype)
     dim = normalize_dim(dim, x.rank)
-    buffer = result_buffer(result)
-    axes = axes_for(source.sizes)
+    if x.rank > 1 and plain and indices.dtype is i64 and dim in (0, x.rank - 1):
+        check = {"wrap": False, "error": "RuntimeError", "message": OUT_OF_BOUNDS % dim}
+        return _rounded(along(x, dim, indices, source, operation, result, **check))
+    check = {"wrap": False, "error": "IndexError", "message": OUT_OF_RANGE}
+    return along(x, dim, indices, source, operation, result, **check)
+
+
+@lowers(aten.index_copy.default)
+def index_copy(x: Tensor, dim: int, indices: Tensor, source: Tensor, *, result: Result) -> Tensor | Built:
+    message = f"index_copy_(): {OUT_OF_BOUNDS % normalize_dim(dim, x.rank)}"
+    return along(x, dim, indices, source, None, result, wrap=False, error="IndexError", message=message)
+
+
+@lowers(aten.index_reduce.default)
+def index_reduce(
+    x: Tensor, dim: int, indices: Tensor, source: Tensor, reduce: str, *, include_self: bool = True, result: Result
+) -> Tensor | Built:
+    """Slices combined at positions; halves are rounded each time, as in eager."""
+    if x.dtype.is_bool:
+        raise Unsupported("index_reduce of truth values", why="eager raises")
+    operation = combination(reduce, x.dtype)
+    built = along(x, dim, indices, source, operation, result, wrap=False, error="IndexError", message=OUT_OF_RANGE)
+    if isinstance(built, Tensor):
+        return built
+    if not include_self:
+        built = without_self(built, operation)
+    return divided(built, include_self) if reduce == "mean" else built
+
+
+@lowers(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
+def index_fill(x: Tensor, dim: int, indices: Tensor, value: Any, *, result: Result) -> Tensor | Built:
+    """One value at all positions; below zero counts from the end."""
+    if is_empty(indices) or is_empty(x):
+        return x
+    flat, dim = lifted(indices), normalize_dim(dim, x.rank)
+    number = cast(value.at(()) if isinstance(value, Tensor) else scalar(value, x.dtype), x.dtype)
+    axes = axes_for([*x.sizes[:dim], flat.sizes[0], *x.sizes[dim + 1 :]])
     here = points(axes)
-    error, message = ("IndexError", OUT_OF_RANGE) if x.rank == 1 else ("RuntimeError", OUT_OF_BOUNDS % dim)
-    at = position(indices.at([here[dim]]), x.sizes[dim], wrap=False, error=error, message=message)
-    value = cast(source.at(here), x.dtype)
-    if isinstance(alpha, Index) or alpha != 1:
-        value = apply("mul", value, scalar(alpha, x.dtype))
-    nest = Nest(axes, (Accumulate("add", buffer, (*here[:dim], at, *here[dim + 1 :]), value),))
-    return Built((buffer,), (fill_nest(buffer, x), nest))
+    extent = x.sizes[dim] if x.rank else index(1)
+    at = position(flat.at([here[dim]]), extent, wrap=True, error="IndexError", message=OUT_OF_BOUNDS % dim)
+    if x.rank == 0:
+        return to_one(x, flat, at, number, None, result)
+    return written(x, axes, (*here[:dim], at, *here[dim + 1 :]), number, None, result)
 
 
 @lowers(aten.embedding_dense_backward.default)
 def embedding_dense_backward(
-    grad: Tensor, indices: Tensor, num_weights: Any, padding_idx: int, scale_grad_by_freq: bool, *, result: Result
+    grad: Tensor, indices: Tensor, num_weights: IndexLike, padding_idx: int, scale_grad_by_freq: bool, *, result: Result
 ) -> Built:
-    """Gradients added to the rows that were read; the padding row stays zero."""
-    if scale_grad_by_freq:
-        raise Unsupported("an embedding whose gradients are scaled by frequency")
-    half_sums(grad.dtype, "embedding_dense_backward")
-    buffer = result_buffer(result)
+    """Gradients added to the rows that were read; the padding row stays zero, and positions outside count for nothing,
+    as in eager, which leaves the checking to the forward. Halves are rounded after each addition."""
     axes = axes_for(grad.sizes)
     here = points(axes)
     row = cast(indices.at(here[:-1]), i64)
-    at = position(row, index(num_weights), wrap=False, error="IndexError", message=OUT_OF_RANGE)
-    value = select(apply("eq", row, const(padding_idx, i64)), const(0, grad.dtype), grad.at(here))
+    count = index(num_weights)
+    outside = apply("or_", apply("lt", row, const(0, i64)), apply("ge", row, Position(count)))
+    ignored = apply("or_", apply("eq", row, const(padding_idx, i64)), outside)
+    value = select(ignored, const(0, grad.dtype), grad.at(here))
+    at = data(select(outside, const(0, i64), row), 0, count - 1)
     zeros = Tensor(axes_for(result.sizes), const(0, result.dtype))
-    nest = Nest(axes, (Accumulate("add", buffer, (at, here[-1]), value),))
-    return Built((buffer,), (fill_nest(buffer, zeros), nest))
+    if not scale_grad_by_freq:
+        return written(zeros, axes, (at, here[-1]), value, "add", result)
+    if grad.dtype.is_half:
+        raise Unsupported("halves scaled by frequency", why="eager rounds the scaled sum once")
+    often = own_buffer("often", i64, [count])
+    once = select(outside, const(0, i64), const(1, i64))
+    counting = Nest(axes[:-1], (Accumulate("add", often, (at,), once),))
+    scale = cast(apply("div", const(1, f64), cast(Load(often, (at,)), f64)), grad.dtype)
+    scaled = apply("mul", value, select(outside, const(0, grad.dtype), scale))
+    built = written(zeros, axes, (at, here[-1]), scaled, "add", result)
+    never = Tensor(axes_for([count]), const(0, i64))
+    return Built(built.results, (fill_nest(often, never), counting, *built.nests))
 
 
-# ---- slices written as tensors
+# ---- elements one by one where a mask is set
 
 
-@lowers(aten.slice_scatter.default)
-def slice_scatter(
-    x: Tensor, source: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1, *, result: Result
-) -> Built:
-    dim = normalize_dim(dim, x.rank)
-    buffer = result_buffer(result)
-    axes = axes_for(source.sizes)
+def counted(mask: Tensor) -> tuple[Buffer, tuple[Nest, ...]]:
+    """How many places of a mask are set up to each one, in row-major order, that one included."""
+    flat = straight(mask)
+    count = own_buffer("count", i64, flat.sizes)
+    (axis,) = flat.axes
+    scan = Scan("cumsum", axis, ((count, points((axis,))),), cast(flat.body, i64))
+    return count, (Nest((), (scan,)),)
+
+
+@lowers(aten.masked_scatter.default)
+def masked_scatter(x: Tensor, mask: Tensor, source: Tensor, *, result: Result) -> Tensor | Built:
+    """Where the mask is set, the elements of `source` one after the other, in row-major order."""
+    if ZERO in result.sizes:
+        return Tensor(axes_for(result.sizes), const(0, x.dtype))
+    inside = expand(truth_of(mask), result.sizes)
+    count, nests = counted(inside)
+    values = straight(source)
+    axes = axes_for(result.sizes)
     here = points(axes)
-    begin = slice_start(start, x.sizes[dim])
-    target = (*here[:dim], begin + here[dim] * step, *here[dim + 1 :])
-    return Built(
-        (buffer,), (fill_nest(buffer, x), Nest(axes, (Store(buffer, target, cast(source.at(here), x.dtype)),)))
-    )
+    message = "Number of elements of source < number of ones in mask"
+    ordinal = apply("sub", Load(count, reshape_index(here, result.sizes, count.sizes)), const(1, i64))
+    at = position(ordinal, values.sizes[0], wrap=False, error="RuntimeError", message=message)
+    body = Guarded(inside.at(here), cast(values.at([at]), x.dtype), expand(x, result.sizes).at(here))
+    buffer = result_buffer(result)
+    return Built((buffer,), (*nests, Nest(axes, (Store(buffer, here, body),))))
 
 
-@lowers(aten.select_scatter.default)
-def select_scatter(x: Tensor, source: Tensor, dim: int, place: IndexLike) -> Tensor:
-    """x with one slice replaced."""
-    dim = normalize_dim(dim, x.rank)
-    at = from_front(place, x.sizes[dim])
-    here = points(x.axes)
-    chosen = apply("eq", Position(here[dim]), Position(at))
-    inner = cast(source.at([*here[:dim], *here[dim + 1 :]]), x.dtype)
-    return Tensor(x.axes, select(chosen, inner, x.body))
+@lowers(aten.masked_scatter_backward.default)
+def masked_scatter_backward(grad: Tensor, mask: Tensor, sizes: Any, *, result: Result) -> Tensor | Built:
+    """The gradients where the mask is set, one after the other; zeros behind them."""
+    zeros = Tensor(axes_for(result.sizes), const(0, result.dtype))
+    if is_empty(grad) or ZERO in result.sizes:
+        return zeros
+    inside = expand(truth_of(mask), grad.sizes)
+    count, nests = counted(inside)
+    here = points(grad.axes)
+    ordinal = apply("sub", Load(count, reshape_index(here, grad.sizes, count.sizes)), const(1, i64))
+    length = product(result.sizes)
+    at = data(apply("minimum", apply("maximum", ordinal, const(0, i64)), Position(length - 1)), 0, length - 1)
+    value = select(inside.at(here), grad.body, const(0, grad.dtype))
+    target = reshape_index([at], [length], result.sizes)
+    built = written(zeros, grad.axes, target, value, "add", result)
+    return Built(built.results, (*nests, *built.nests))

@@ -1,33 +1,22 @@
 """One graph becomes steps: ops with a row in the table become kernels, every other op an eager call in its place.
 
 Values keep the names that they have in the graph. A lowered value stays an expression until something needs it in
-memory (Note [When a value is stored]); a value with a name exists on the host. Graph modules that higher-order ops
-call become functions of the program, each once; tensors and other objects that the graph module owns become
-constants.
+memory (`policy.py` says when); a value with a name exists on the host. Graph modules that higher-order ops call become
+functions of the program, each once; tensors and other objects that the graph module owns become constants.
 """
-
-# Note [When a value is stored]
-#
-# Pointwise values and views stay expressions and are computed again by each reader. A value is stored
-#   - when an eager call, an output or a mutation needs it as a tensor;
-#   - when it is a reduction: readers would repeat the whole sum;
-#   - when it is long (over MAX_OPERATIONS) or reads much (over MAX_READS);
-#   - when it has several readers and is dear: it reads more than MAX_SHARED_READS elements or holds a transcendental;
-#   - before anything writes to memory that it reads.
-# A view of a stored tensor that is needed as a tensor is made by running the view op itself, which keeps aliasing.
 
 from __future__ import annotations
 
 import operator
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch._guards import detect_fake_mode
 from torch.fx import GraphModule, Node
-from torch.utils._pytree import tree_leaves
 
 from ferrite.errors import Unsupported
 from ferrite.graph.names import name_of
@@ -35,23 +24,34 @@ from ferrite.graph.query import attribute, family, source_place, written_argumen
 from ferrite.graph.text import show_type, type_of_list
 from ferrite.host.nodes import Call, Constant, HostProgram, Input, Launch
 from ferrite.host.plan import plan
-from ferrite.loops.index import Atom, Axis, FloorDiv, Index, Least, Mod, Most, Size, free_atoms
-from ferrite.loops.nodes import Apply, Buffer, Load, Nest, Parameter, Program, Reduce, Store
+from ferrite.loops.dtypes import i64
+from ferrite.loops.index import Axis, Index, known_equal, of_atom
+from ferrite.loops.nodes import Buffer, Load, Nest, Program, Store
 from ferrite.loops.rewrite import replace_buffers, walk
+from ferrite.loops.shapes import contiguous_strides
+from ferrite.lower.host_sizes import HostSizes
+from ferrite.lower.kernels import kernel_of
+from ferrite.lower.library import library_of
+from ferrite.lower.policy import Cost, cost_of
 from ferrite.lower.rows import row_of
 from ferrite.lower.sizes import Sizes
 from ferrite.lower.table import Row
-from ferrite.lower.value import TORCH_DTYPES, Built, Result, Tensor, axes_for, dtype_of, of_buffer, points
+from ferrite.lower.value import (
+    TORCH_DTYPES,
+    Built,
+    Draw,
+    Result,
+    Tensor,
+    axes_for,
+    cast,
+    dtype_of,
+    expand,
+    of_buffer,
+    points,
+)
 from ferrite.syntax import Named, Ref
 
-MAX_OPERATIONS = 50
-MAX_READS = 12
-MAX_SHARED_READS = 4
-DEAR = frozenset({
-    "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "pow", "sin", "cos", "tan", "asin", "acos", "atan",
-    "atan2", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "sigmoid", "erf", "erfc", "erfinv", "lgamma", "digamma",
-    "i0", "i0e", "i1", "i1e", "ndtri", "log_ndtr", "div", "sqrt", "rsqrt", "truncmod", "floordiv", "floormod",
-})  # fmt: skip
+aten = torch.ops.aten
 
 
 @dataclass
@@ -66,6 +66,18 @@ class Lowered:
     constants: dict[str, Any]
     fallbacks: Counter[str]
     reasons: dict[str, str]
+    lowered: int
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What an option decides about lowering."""
+
+    use_rows: bool = False
+    counter_random: bool = True  # random ops that have a row draw from the counter generator
+
+
+EVERYTHING_IN_EAGER = Rules()
 
 
 @dataclass
@@ -73,7 +85,7 @@ class _Shared:
     """What a graph and its children have in common: names are unique across all of them."""
 
     sizes: Sizes
-    use_rows: bool
+    rules: Rules
     functions: dict[int, HostProgram] = field(default_factory=dict)  # by id of the graph module, which outlives this
     kernels: dict[Program, str] = field(default_factory=dict)  # canonical program -> its name
     constants: dict[str, Any] = field(default_factory=dict)
@@ -81,12 +93,14 @@ class _Shared:
     taken: set[str] = field(default_factory=set)
     fallbacks: Counter[str] = field(default_factory=Counter)
     reasons: dict[str, str] = field(default_factory=dict)
+    lowered: int = 0
+    latest: Counter[str] = field(default_factory=Counter)  # the latest number that was given to a word
 
     def fresh(self, wanted: str) -> str:
-        name, number = wanted, 0
+        name = wanted
         while name in self.taken:
-            number += 1
-            name = f"{wanted}_{number}"
+            self.latest[wanted] += 1
+            name = f"{wanted}_{self.latest[wanted]}"
         self.taken.add(name)
         return name
 
@@ -96,11 +110,11 @@ def lower(
     static: frozenset[int] = frozenset(),
     donated: frozenset[int] = frozenset(),
     *,
-    use_rows: bool = False,
+    rules: Rules = EVERYTHING_IN_EAGER,
 ) -> Lowered:
     """Lower a whole graph, children included. `static` and `donated` are positions of inputs."""
     names = {node.name for _, member in family(module) for node in member.graph.nodes}
-    shared = _Shared(Sizes(_shape_env(module)), use_rows, taken=names)
+    shared = _Shared(Sizes(_shape_env(module)), rules, taken=names)
     one = _OneGraph(module, shared, static, donated)
     one.run()
     return Lowered(
@@ -112,6 +126,7 @@ def lower(
         shared.constants,
         shared.fallbacks,
         shared.reasons,
+        shared.lowered,
     )
 
 
@@ -126,13 +141,36 @@ def _shape_env(module: GraphModule) -> Any:
 
 @dataclass(eq=False)
 class _Value:
-    """A node's value while its graph is lowered: on the host under a name, as a tensor expression, or both."""
+    """A node's value, or one of several (`part`), while its graph is lowered: on the host under a name, as a tensor
+    expression, or both."""
 
     node: Node
     host: str | None = None
     tensor: Tensor | None = None
+    part: int | None = None
     is_view: bool = False
     root: _Value | None = None  # whose memory a view shares
+
+    @property
+    def fake(self) -> Any:
+        given = self.node.meta.get("val")
+        return given if self.part is None else given[self.part]
+
+    @property
+    def is_lazy(self) -> bool:
+        return self.host is None and self.tensor is not None
+
+    @cached_property
+    def cost(self) -> Cost:
+        """Of the expression that it is before it is stored."""
+        assert self.tensor is not None
+        return cost_of(self.tensor.body)
+
+    @property
+    def readers(self) -> int:
+        if self.part is None:
+            return len(self.node.users)
+        return sum(len(user.users) for user in self.node.users if _part_of(user) == self.part)
 
     def memory(self) -> _Value:
         return self if self.root is None else self.root.memory()
@@ -147,11 +185,18 @@ class _OneGraph:
         self.steps: list[Call | Launch] = []
         self.result: Any = None
         self.values: dict[Node, Any] = {}  # _Value, Index, or a tuple of them
-        self.symbols: dict[Size, tuple[str, int | None]] = {}  # symbol -> host value that is it, or has it as a size
-        self.computed: dict[Index, Any] = {}  # sizes that were computed on the host already
+        self.host_sizes = HostSizes(shared.sizes, self.steps, shared.fresh)
+        self.last_reader = _last_readers(module)
+        self.position = 0  # of the node that is being lowered
+        self.lists: dict[Node, str] = {}  # views that an op gives as a list, by the op's node
+        self.names_of: defaultdict[_Value, list[str]] = defaultdict(list)  # memory -> every name under which it exists
+        self.lazy_readers: defaultdict[str, list[_Value]] = defaultdict(list)  # name -> expressions that read it
+        self.draws = 0
+        self.seeds = ""
 
     def run(self) -> None:
-        for node in self.module.graph.nodes:
+        for position, node in enumerate(self.module.graph.nodes):
+            self.position = position
             match node.op:
                 case "placeholder":
                     self._placeholder(node)
@@ -163,6 +208,8 @@ class _OneGraph:
                     self.result = self._host_value(node.args[0])
                 case _:
                     raise Unsupported(f"a {node.op} node in a graph after autograd", at=source_place(node))
+        if self.draws:
+            self.steps.insert(0, _draw_seeds(self.seeds, self.draws))
 
     # ---- where values come from
 
@@ -179,38 +226,30 @@ class _OneGraph:
             return _Value(node, _function(path, owned, self.shared))
         name = _constant(path, owned, self.shared)
         value = _Value(node, name)
-        if self.shared.use_rows and isinstance(owned, torch.Tensor) and _is_plain(owned):
+        if self.shared.rules.use_rows and _is_plain(owned):
             value.tensor = of_buffer(self._buffer(name, owned))
         return value
 
     def _on_host(self, node: Node, name: str, root: _Value | None = None) -> _Value:
         """A value that exists under a name: note its memory and the sizes that it makes known."""
         value, fake = _Value(node, name, root=root), node.meta.get("val")
-        if not self.shared.use_rows:
+        if not self.shared.rules.use_rows:
             return value
-        self._learn_sizes(name, fake)
-        if isinstance(fake, torch.Tensor) and _is_plain(fake):
+        self.names_of[value.memory()].append(name)
+        self.host_sizes.learn(name, fake)
+        if _is_plain(fake):
             try:
                 value.tensor = of_buffer(self._buffer(name, fake))
             except Unsupported:
                 value.tensor = None  # a size without a form in our algebra: readers run in eager
         return value
 
-    def _learn_sizes(self, name: str, fake: Any) -> None:
-        if isinstance(fake, torch.SymInt):
-            self._learn(fake, name, None)
-        elif isinstance(fake, torch.Tensor) and fake.layout == torch.strided:
-            for dim, extent in enumerate(fake.shape):
-                if isinstance(extent, torch.SymInt):
-                    self._learn(extent, name, dim)
-
-    def _learn(self, extent: torch.SymInt, name: str, dim: int | None) -> None:
-        try:
-            atom = _only_size(self.shared.sizes.index(extent))
-        except Unsupported:
-            return
-        if atom is not None and (atom not in self.symbols or (dim is None and self.symbols[atom][1] is not None)):
-            self.symbols[atom] = (name, dim)
+    def _lazy(self, node: Node, tensor: Tensor, part: int | None = None, root: _Value | None = None) -> _Value:
+        """A value that is an expression for now."""
+        value = _Value(node, tensor=tensor, part=part, root=root)
+        for name in value.cost.buffers:
+            self.lazy_readers[name].append(value)
+        return value
 
     def _buffer(self, name: str, fake: torch.Tensor) -> Buffer:
         sizes = tuple(self.shared.sizes.index(extent) for extent in fake.shape)
@@ -223,41 +262,50 @@ class _OneGraph:
         if node.target is operator.getitem and isinstance(self.values.get(node.args[0]), tuple):
             self.values[node] = self.values[node.args[0]][node.args[1]]
             return
-        row = row_of(node.target) if self.shared.use_rows else None
-        if row is not None:
-            try:
-                self.values[node] = self._lowered(node, row)
+        if not self.shared.rules.use_rows:
+            return self._stay_in_eager(node, None)
+        try:
+            if self._lowered(node):
+                self.shared.lowered += 1
                 return
-            except Unsupported as refusal:
-                self._fell_back(node, refusal.title)
-        elif self._symbolic(node):
-            return
-        elif node.target is not operator.getitem:
-            self._fell_back(node, _reason(name_of(node.target) or node.name))
-        self._eager(node)
+        except Unsupported as refusal:
+            return self._stay_in_eager(node, refusal.title)
+        self._stay_in_eager(node, None)
 
-    def _fell_back(self, node: Node, reason: str) -> None:
-        op = name_of(node.target) or node.name
-        self.shared.fallbacks[op] += 1
-        self.shared.reasons.setdefault(op, reason)
+    def _lowered(self, node: Node) -> bool:
+        """Lower the node if there is a way to."""
+        row = row_of(node.target)
+        if row is not None:
+            self.values[node] = self._by_row(node, row)
+            return True
+        if node.target is aten.copy_.default:
+            self.values[node] = self._written_in_place(node)
+            return True
+        return self._symbolic(node)
+
+    def _stay_in_eager(self, node: Node, refusal: str | None) -> None:
+        if node.target is not operator.getitem:
+            op = name_of(node.target) or node.name
+            self.shared.fallbacks[op] += 1
+            self.shared.reasons.setdefault(op, refusal or _reason(op))
+        self._eager(node)
 
     def _symbolic(self, node: Node) -> bool:
         """Arithmetic on sizes is done in our own algebra and computed on the host when something asks for it."""
-        if not self.shared.use_rows or not isinstance(node.meta.get("val"), torch.SymInt):
+        if not isinstance(node.meta.get("val"), torch.SymInt):
             return False
         if node.meta.get("unbacked_bindings") or not _is_size_arithmetic(node):
             return False
-        try:
-            self.values[node] = self.shared.sizes.index(node.meta["val"])
-        except Unsupported:
+        extent = self.shared.sizes.index(node.meta["val"])
+        if not self.host_sizes.knows(extent):
             return False
-        return all(atom in self.symbols for atom in free_atoms(self.values[node]))
+        self.values[node] = extent
+        return True
 
     def _eager(self, node: Node) -> None:
         """Run the op itself, on values that exist on the host."""
-        written = written_arguments(node)
-        for argument in written:
-            self._store_readers_of(argument)
+        for argument in written_arguments(node):
+            self._store_readers_of(self.values.get(argument))
         target = name_of(node.target)
         args, kwargs = self._host_value(node.args), self._host_value(node.kwargs)
         if target is None:
@@ -269,11 +317,11 @@ class _OneGraph:
         shares = isinstance(root, _Value) and _may_alias(node)
         self.values[node] = self._on_host(node, node.name, root if shares else None)
 
-    def _lowered(self, node: Node, row: Row) -> Any:
+    def _by_row(self, node: Node, row: Row) -> Any:
         """The row's value, stored now if it should not be computed again by every reader."""
-        for leaf in tree_leaves((node.args, node.kwargs, [])):
-            if isinstance(leaf, Node) and leaf.op == "call_function" and isinstance(self.values[leaf], _Value):
-                self._store_if_shared(self.values[leaf])
+        for argument in node.all_input_nodes:
+            if argument.op == "call_function" and isinstance(self.values[argument], _Value):
+                self._store_if_shared(self.values[argument])
         fakes = node.meta["val"]
         several = isinstance(fakes, (tuple, list))
         if not all(_is_plain(fake) for fake in (fakes if several else (fakes,)) if fake is not None):
@@ -282,35 +330,47 @@ class _OneGraph:
         kwargs = {key: self._row_value(argument) for key, argument in node.kwargs.items()}
         if row.wants_result:
             kwargs["result"] = tuple(self._result(fake) for fake in fakes) if several else self._result(fakes)
+        if row.wants_draw:
+            kwargs["draw"] = self._draw()
         made = row.lower(*args, **kwargs)
         if isinstance(made, Built):
             return self._build(node, made, several)
-        if several:
-            return self._parts(node, made, fakes)
-        value = _Value(node, tensor=self._expected(made, fakes), is_view=row.is_view)
         if row.is_view:
-            value.root = self.values[node.args[0]] if isinstance(self.values[node.args[0]], _Value) else None
-        elif _holds_reduction(made) or _is_long(made):
+            return self._view(node, made)
+        if several:
+            return self._parts(node, made)
+        value = self._lazy(node, self._expected(made, fakes))
+        if value.cost.store_at_once:
             self._store(value)
         return value
 
-    def _parts(self, node: Node, made: Sequence[Tensor | None], fakes: Sequence[Any]) -> tuple[_Value, ...]:
-        """Several results: those that are read are stored at once, by one kernel, each under a name of its own."""
-        read = {user.args[1] for user in node.users if user.target is operator.getitem}
-        values = tuple(_Value(node) for _ in made)
-        stores: dict[tuple[Axis, ...], list[Store]] = {}
-        buffers: list[Buffer] = []
-        for number, (part, fake) in enumerate(zip(made, fakes, strict=True)):
-            if part is None or number not in read:
-                continue
-            part = self._expected(part, fake)
-            buffer = self._buffer(self.shared.fresh(f"{node.name}_{number}"), fake)
-            self._allocate(buffer, node)
-            stores.setdefault(part.axes, []).append(Store(buffer, points(part.axes), part.body))
-            buffers.append(buffer)
-            values[number].host, values[number].tensor = buffer.name, of_buffer(buffer)
-        if buffers:
-            self._launch(tuple(Nest(axes, tuple(body)) for axes, body in stores.items()), tuple(buffers), node)
+    def _view(self, node: Node, made: Tensor | Sequence[Tensor]) -> _Value | tuple[_Value, ...]:
+        """One view of the first argument, or a list of them."""
+        source = self.values[node.args[0]]
+        root = source if isinstance(source, _Value) else None
+        if isinstance(made, Tensor):
+            views = [self._lazy(node, self._expected(made, node.meta["val"]), root=root)]
+        else:
+            parts = zip(made, node.meta["val"], strict=True)
+            views = [self._lazy(node, self._expected(v, fake), n, root) for n, (v, fake) in enumerate(parts)]
+        for value in views:
+            value.is_view = True
+        return views[0] if isinstance(made, Tensor) else tuple(views)
+
+    def _parts(self, node: Node, made: Sequence[Tensor | None]) -> tuple[_Value, ...]:
+        """Several results. If one of them holds a reduction, those that are read are stored at once, by one kernel;
+        otherwise each is a value on its own."""
+        fakes = node.meta["val"]
+        read = {_part_of(user) for user in node.users}
+        values = tuple(
+            self._lazy(node, self._expected(part, fakes[number]), number)
+            if part is not None and number in read
+            else _Value(node, part=number)
+            for number, part in enumerate(made)
+        )
+        stored = [value for value in values if value.is_lazy]
+        if any(value.cost.store_at_once for value in stored):
+            self._store(*stored)
         return values
 
     def _expected(self, made: Tensor, fake: torch.Tensor) -> Tensor:
@@ -347,67 +407,117 @@ class _OneGraph:
             return type_of_list(argument)(self._row_value(item) for item in argument)
         return argument
 
+    def _draw(self) -> Draw:
+        """A seed for one random op. Seeds of a call are drawn together, from torch's generator."""
+        if not self.shared.rules.counter_random:
+            raise Unsupported("a random op", why="the option fallback_random asks for the stream of eager")
+        self.seeds = self.seeds or self.shared.fresh("seeds")
+        name = self.shared.fresh("seed")
+        self.steps.append(Call(name, "aten.select.int", (Ref(self.seeds), 0, self.draws), {}))
+        self.draws += 1
+        return Draw(Load(Buffer(name, i64, (), ()), ()))
+
     # ---- storing
 
     def _store_if_shared(self, value: _Value) -> None:
-        if value.host is not None or value.tensor is None or value.is_view or len(value.node.users) < 2:
-            return
-        if _is_dear(value.tensor):
+        if value.is_lazy and not value.is_view and value.readers > 1 and value.cost.store_if_shared:
             self._store(value)
 
-    def _store(self, value: _Value) -> None:
-        """Give a tensor memory, with the strides of eager, and a kernel that fills it."""
-        assert value.tensor is not None
-        buffer = self._buffer(value.node.name, value.node.meta["val"])
-        nest = Nest(value.tensor.axes, (Store(buffer, points(value.tensor.axes), value.tensor.body),))
-        self._allocate(buffer, value.node)
-        self._launch((nest,), (buffer,), value.node)
-        value.host, value.tensor, value.is_view = buffer.name, of_buffer(buffer), False
+    def _store(self, *values: _Value) -> None:
+        """Give tensors memory, with the strides of eager, and one kernel that fills them."""
+        buffers: list[Buffer] = []
+        stores: dict[tuple[Axis, ...], list[Store]] = {}
+        for value in values:
+            assert value.tensor is not None
+            name = value.node.name
+            if value.part is not None:
+                name = self.shared.fresh(f"{name}_{value.part}")
+            buffers.append(self._buffer(name, value.fake))
+            here = value.tensor.axes
+            stores.setdefault(here, []).append(Store(buffers[-1], points(here), value.tensor.body))
+        nests = tuple(Nest(axes, tuple(body)) for axes, body in stores.items())
+        self._launch(nests, tuple(buffers), values[0].node)
+        for value, buffer in zip(values, buffers, strict=True):
+            value.host, value.tensor, value.is_view, value.root = buffer.name, of_buffer(buffer), False, None
+            self.names_of[value].append(buffer.name)
 
     def _build(self, node: Node, built: Built, several: bool) -> Any:
         """Name the buffers that the row's own loops write, and run them."""
         fakes = node.meta["val"] if several else (node.meta["val"],)
-        buffers, values = [], []
-        for number, fake in enumerate(fakes):
-            name = self.shared.fresh(f"{node.name}_{number}") if several else node.name
-            buffers.append(self._buffer(name, fake))
-            self._allocate(buffers[-1], node)
-            values.append(_Value(node, name, of_buffer(buffers[-1])))
+        names = [self.shared.fresh(f"{node.name}_{n}") for n in range(len(fakes))] if several else [node.name]
+        buffers = tuple(self._buffer(name, fake) for name, fake in zip(names, fakes, strict=True))
         named = dict(zip(built.results, buffers, strict=True))
-        nests = tuple(replace_buffers(nest, named) for nest in built.nests)
-        self._launch(nests, tuple(buffers), node)
-        return tuple(values) if several else values[0]
+        self._launch(tuple(replace_buffers(nest, named) for nest in built.nests), buffers, node)
+        values = tuple(_Value(node, buffer.name, of_buffer(buffer)) for buffer in buffers)
+        for value, name in zip(values, names, strict=True):
+            self.names_of[value].append(name)
+        return values if several else values[0]
 
-    def _allocate(self, buffer: Buffer, node: Node) -> None:
-        sizes = [self._host_size(extent) for extent in buffer.sizes]
-        strides = [self._host_size(stride) for stride in buffer.strides]
+    def _launch(self, nests: tuple[Nest, ...], results: tuple[Buffer, ...], node: Node) -> None:
+        """Allocate the results, and call the kernel that these nests make."""
+        allocations = [self._allocation(buffer, node) for buffer in results]
+        launch = self._kernel(nests, results, node)
+        self.steps += [*allocations, launch]
+
+    def _allocation(self, buffer: Buffer, node: Node) -> Call:
+        sizes = [self.host_sizes.value(extent) for extent in buffer.sizes]
+        strides = [self.host_sizes.value(stride) for stride in buffer.strides]
         kind = {"dtype": Named(f"torch.{_TORCH_NAMES[buffer.dtype.name]}"), "device": Named("torch.device('cpu')")}
-        self.steps.append(Call(buffer.name, "aten.empty_strided.default", (sizes, strides), kind, source_place(node)))
+        return Call(buffer.name, "aten.empty_strided.default", (sizes, strides), kind, source_place(node))
 
-    def _launch(self, nests: tuple[Nest, ...], written: tuple[Buffer, ...], node: Node) -> None:
+    def _kernel(
+        self, nests: tuple[Nest, ...], written: tuple[Buffer, ...], node: Node, *, in_place: bool = False
+    ) -> Launch:
         """A call of the kernel that these nests make; equal kernels are one."""
-        program, buffers = _canonical(nests, written)
-        if program not in self.shared.kernels:
-            self.shared.kernels[program] = self.shared.fresh(f"kernel_{len(self.shared.kernels)}")
-        sizes = tuple(self._host_size(Index(0, ((1, (size,)),))) for size in program.sizes)
-        name = self.shared.kernels[program]
-        self.steps.append(Launch(name, tuple(b.name for b in buffers), sizes, source_place(node)))
+        program, buffers = kernel_of(nests, written, in_place=in_place)
+        sizes = tuple(self.host_sizes.value(of_atom(size)) for size in program.sizes)
+        name = self.shared.kernels.get(program)
+        if name is None:
+            name = self.shared.kernels[program] = self.shared.fresh(f"kernel_{len(self.shared.kernels)}")
+        return Launch(name, tuple(b.name for b in buffers), sizes, source_place(node))
 
-    def _store_readers_of(self, argument: Any) -> None:
-        """Before memory changes: store every expression that reads it and is still needed."""
-        changed = self.values.get(argument)
-        if not isinstance(changed, _Value) or not self.shared.use_rows:
+    # ---- writing to memory that exists
+
+    def _written_in_place(self, node: Node) -> _Value:
+        """`copy_`: a kernel that writes straight into the target, reading of it at most what it overwrites."""
+        target, source = (self.values[argument] for argument in node.args[:2])
+        if not (_is_stored(target) and isinstance(source, _Value) and source.tensor is not None):
+            raise Unsupported("a copy between values that are no plain tensors")
+        buffer: Buffer = target.tensor.body.buffer
+        if not _is_dense(buffer):
+            raise Unsupported("a copy into memory that may lie over itself")
+        axes = axes_for(buffer.sizes)
+        if source.is_lazy and (self._is_read_later(source) or not self._reads_only_here(source, target, axes)):
+            self._store(source)
+        self._store_readers_of(target, but=source)
+        value = cast(expand(source.tensor, buffer.sizes).body, buffer.dtype)
+        nest = Nest(axes, (Store(buffer, points(axes), value),))
+        self.steps.append(self._kernel((nest,), (buffer,), node, in_place=True))
+        return _Value(node, target.host, target.tensor, root=target)
+
+    def _reads_only_here(self, source: _Value, target: _Value, axes: tuple[Axis, ...]) -> bool:
+        """Whether `source`, stretched over the target's axes, reads of its memory only the very element it writes."""
+        assert source.tensor is not None
+        assert target.tensor is not None
+        names = set(self.names_of[target.memory()])
+        if not names & source.cost.buffers:
+            return True
+        body = expand(source.tensor, tuple(axis.extent for axis in axes)).body
+        loads = [n for n in walk(body) if isinstance(n, Load) and n.buffer.name in names]
+        return all(n is target.tensor.body for n in loads) and not source.cost.holds_reduction
+
+    def _store_readers_of(self, changed: Any, but: _Value | None = None) -> None:
+        """Before memory changes: store every expression that reads it and is read later."""
+        if not isinstance(changed, _Value) or not self.shared.rules.use_rows:
             return
         memory = changed.memory()
-        sharing = {v.host for v in self._all_values() if v.memory() is memory and v.host is not None}
-        for value in list(self._all_values()):
-            if value.host is None and value.tensor is not None and value.memory() is not memory:
-                reads = {node.buffer.name for node in walk(value.tensor.body) if isinstance(node, Load)}
-                if reads & sharing:
+        for name in self.names_of[memory]:
+            for value in self.lazy_readers.pop(name, ()):
+                if value.is_lazy and value is not but and value.memory() is not memory and self._is_read_later(value):
                     self._store(value)
 
-    def _all_values(self) -> list[_Value]:
-        return [value for value in self.values.values() if isinstance(value, _Value)]
+    def _is_read_later(self, value: _Value) -> bool:
+        return self.last_reader.get(value.node, -1) > self.position
 
     # ---- what the host sees
 
@@ -416,7 +526,7 @@ class _OneGraph:
         if isinstance(argument, Node):
             value = self.values[argument]
             if isinstance(value, Index):
-                return self._host_size(value)
+                return self.host_sizes.value(value)
             if isinstance(value, tuple):
                 return tuple(Ref(self._host_name(part)) if part.host or part.tensor else None for part in value)
             return Ref(self._host_name(value))
@@ -434,123 +544,56 @@ class _OneGraph:
         return Named(name) if name is not None else Ref(_constant("_object", argument, self.shared))
 
     def _host_name(self, value: _Value) -> str:
-        if value.host is not None:
-            return value.host
-        if value.is_view and isinstance(value.root, _Value):
-            node = value.node
-            target = name_of(node.target)
-            assert target is not None
-            args, kwargs = self._host_value(node.args), self._host_value(node.kwargs)
-            self.steps.append(Call(node.name, target, args, kwargs, source_place(node)))
-            value.host, value.tensor = node.name, of_buffer(self._buffer(node.name, node.meta["val"]))
-            return node.name
-        self._store(value)
+        if value.host is None and value.is_view and value.root is not None:
+            self._run_view(value)
+        elif value.host is None:
+            self._store(value)
         assert value.host is not None
         return value.host
 
-    def _host_size(self, extent: Index) -> Any:
-        """A size as a literal, or as a name that the host has computed."""
-        if not extent.terms:
-            return extent.constant
-        known = self.computed.get(extent)
-        if known is None:
-            known = self.computed[extent] = self._compute_size(extent)
-        return known
-
-    def _compute_size(self, extent: Index) -> Any:
-        terms = [self._product(coefficient, monomial) for coefficient, monomial in extent.terms]
-        if extent.constant:
-            terms.append(extent.constant)
-        value = terms[0]
-        for term in terms[1:]:
-            value = self._host_call("operator.add", (value, term))
-        return value
-
-    def _product(self, coefficient: int, monomial: tuple[Atom, ...]) -> Any:
-        value: Any = None
-        for atom in monomial:
-            factor = self._host_atom(atom)
-            value = factor if value is None else self._host_call("operator.mul", (value, factor))
-        return value if coefficient == 1 else self._host_call("operator.mul", (value, coefficient))
-
-    def _host_atom(self, atom: Atom) -> Any:
-        match atom:
-            case Size():
-                if atom not in self.symbols:
-                    raise Unsupported(f"the size {atom.name}, which nothing on the host knows")
-                name, dim = self.symbols[atom]
-                return Ref(name) if dim is None else self._host_call("aten.sym_size.int", (Ref(name), dim))
-            case FloorDiv(dividend=a, divisor=b):
-                return self._host_call("operator.floordiv", (self._host_size(a), self._host_size(b)))
-            case Mod(dividend=a, divisor=b):
-                return self._host_call("operator.mod", (self._host_size(a), self._host_size(b)))
-            case Least(left=a, right=b):
-                return self._host_call("builtins.min", (self._host_size(a), self._host_size(b)))
-            case Most(left=a, right=b):
-                return self._host_call("builtins.max", (self._host_size(a), self._host_size(b)))
-        raise Unsupported(f"the size {atom}, which depends on a loop")
-
-    def _host_call(self, target: str, args: tuple[Any, ...]) -> Ref:
-        name = self.shared.fresh("size")
-        self.steps.append(Call(name, target, args, {}))
-        return Ref(name)
-
-
-# ---- kernels
-
-
-def _canonical(nests: tuple[Nest, ...], written: tuple[Buffer, ...]) -> tuple[Program, tuple[Buffer, ...]]:
-    """A program whose names depend on its structure only, and the buffers in the order of its parameters."""
-    read: dict[Buffer, None] = {}
-    sizes: dict[Size, None] = {}
-    for nest in nests:
-        for node in walk(nest):
-            if isinstance(node, Load) and node.buffer not in written:
-                read[node.buffer] = None
-            for atom in _sizes_in(node):
-                sizes[atom] = None
-    buffers = (*read, *written)
-    for buffer in buffers:
-        for extent in (*buffer.sizes, *buffer.strides):
-            sizes |= dict.fromkeys(a for a in sorted(free_atoms(extent), key=str) if isinstance(a, Size))
-    renamed = {b: Buffer(f"x{n}", b.dtype, b.sizes, b.strides) for n, b in enumerate(read)}
-    renamed |= {b: Buffer(f"y{n}", b.dtype, b.sizes, b.strides) for n, b in enumerate(written)}
-    parameters = tuple(Parameter(renamed[b], "out" if b in written else "in") for b in buffers)
-    ordered = tuple(sorted(sizes, key=lambda size: size.name))
-    moved = tuple(replace_buffers(nest, renamed) for nest in nests)
-    return Program("kernel", ordered, parameters, (), moved), buffers
-
-
-def _sizes_in(node: Any) -> list[Size]:
-    """The sizes that loop extents of a node name; those of buffers are counted with the buffers."""
-    axes = node.axes if isinstance(node, (Nest, Reduce)) else ()
-    return [a for axis in axes for a in sorted(free_atoms(axis.extent), key=str) if isinstance(a, Size)]
-
-
-def _holds_reduction(value: Any) -> bool:
-    return isinstance(value, Tensor) and any(isinstance(node, Reduce) for node in walk(value.body))
-
-
-def _is_long(value: Any) -> bool:
-    operations = reads = 0
-    for node in walk(value.body):
-        operations += isinstance(node, Apply)
-        reads += isinstance(node, Load)
-    return operations > MAX_OPERATIONS or reads > MAX_READS
-
-
-def _is_dear(value: Tensor) -> bool:
-    reads = 0
-    for node in walk(value.body):
-        reads += isinstance(node, Load)
-        if isinstance(node, Apply) and node.operation in DEAR:
-            return True
-    return reads > MAX_SHARED_READS
+    def _run_view(self, value: _Value) -> None:
+        """Make a view by running the op itself; a list of views is made once."""
+        node, name = value.node, value.node.name
+        target = name_of(node.target)
+        assert target is not None
+        if value.part is None or node not in self.lists:
+            self.lists[node] = name
+            args, kwargs = self._host_value(node.args), self._host_value(node.kwargs)
+            self.steps.append(Call(name, target, args, kwargs, source_place(node)))
+        if value.part is not None:
+            name = self.shared.fresh(f"{node.name}_{value.part}")
+            self.steps.append(Call(name, "operator.getitem", (Ref(node.name), value.part), {}, source_place(node)))
+        value.host, value.tensor = name, of_buffer(self._buffer(name, value.fake))
+        self.names_of[value.memory()].append(name)
 
 
 _TORCH_NAMES = {ours.name: str(theirs).removeprefix("torch.") for theirs, ours in TORCH_DTYPES.items()}
 
+
+def _draw_seeds(name: str, count: int) -> Call:
+    """One seed for each random op of a call, from torch's default generator, which advances."""
+    kind = {"dtype": Named("torch.int64"), "device": Named("torch.device('cpu')")}
+    return Call(name, "aten.randint.low", (-(1 << 63), (1 << 63) - 1, [count]), kind)
+
+
 # ---- nodes
+
+
+def _last_readers(module: GraphModule) -> dict[Node, int]:
+    """The position of the last node that reads each value; reading a part of a value reads the value."""
+    last: dict[Node, int] = {}
+    position = len(module.graph.nodes)
+    for node in reversed(module.graph.nodes):
+        position -= 1
+        reaches = last.get(node, position) if node.target is operator.getitem else position
+        for argument in node.all_input_nodes:
+            last[argument] = max(last.get(argument, -1), reaches)
+    return last
+
+
+def _part_of(user: Node) -> Any:
+    """Which of several results a node takes."""
+    return user.args[1] if user.target is operator.getitem else None
 
 
 def _is_plain(fake: Any) -> bool:
@@ -566,11 +609,29 @@ def _is_plain(fake: Any) -> bool:
     )
 
 
-def _only_size(extent: Index) -> Size | None:
-    match extent:
-        case Index(constant=0, terms=((1, (Size() as atom,)),)):
-            return atom
-    return None
+def _is_stored(value: Any) -> bool:
+    return (
+        isinstance(value, _Value)
+        and value.host is not None
+        and value.tensor is not None
+        and isinstance(value.tensor.body, Load)
+        and value.tensor.body.buffer.name == value.host
+    )
+
+
+def _is_dense(buffer: Buffer) -> bool:
+    """Whether no two elements can share an address: strides, from the smallest up, step over all that lies below."""
+    if all(map(known_equal, buffer.strides, contiguous_strides(buffer.sizes))):
+        return True
+    if any(extent.terms for extent in (*buffer.sizes, *buffer.strides)):
+        return False
+    below = 0
+    for stride, extent in sorted((s.constant, e.constant) for s, e in zip(buffer.strides, buffer.sizes, strict=True)):
+        if extent > 1:
+            if stride <= below:
+                return False
+            below += stride * (extent - 1)
+    return True
 
 
 def _is_size_arithmetic(node: Node) -> bool:
@@ -614,8 +675,11 @@ def _identifier(path: str) -> str:
 
 
 def _reason(op: str) -> str:
-    namespace = op.partition(".")[0]
-    match namespace:
+    """Why an op without a row runs in eager."""
+    library = library_of(op)
+    if library is not None:
+        return library
+    match op.partition(".")[0]:
         case "higher_order":
             return "control flow: runs the compiled bodies from eager"
         case "operator" | "math" | "torch" | "builtins":

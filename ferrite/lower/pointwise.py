@@ -1,8 +1,11 @@
 """Rows of pointwise ops: one output element from one element of each operand, operands stretched to one shape.
 
+Here are the building blocks, functions of one number, comparison, logic, choices and conversions; arithmetic with two
+and three operands is in `binary.py`, activations in `activation.py`.
+
 Each row says what eager does in odd corners where it handles them. Halves are computed in f32 and rounded once at the
 end of the op, as eager's kernels do; the cast back stands in the expression, so a chain of ops rounds where eager
-rounds.
+rounds. Where eager's vector loop and what it does with the last few elements round differently, we follow the former.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from typing import Any
 import torch
 
 from ferrite.errors import Unsupported
-from ferrite.loops.dtypes import DType, b8, f32
+from ferrite.loops.dtypes import DType, b8
 from ferrite.loops.index import Index
 from ferrite.loops.nodes import Expr
 from ferrite.lower.table import lowers
@@ -29,6 +32,7 @@ from ferrite.lower.value import (
     const,
     dtype_of,
     expand,
+    is_one,
     pointwise,
     promote,
     scalar,
@@ -51,12 +55,51 @@ def unary(function: Callable[[Expr], Expr], x: Tensor) -> Tensor:
 
 
 def arithmetic(
-    function: Callable[..., Expr], *operands: Any, result: DType | None = None, rounded_numbers: bool = False
+    function: Callable[..., Expr],
+    *operands: Any,
+    common: DType | None = None,
+    wide_second: bool = False,
+    each_step: bool = False,
 ) -> Tensor:
-    """Arithmetic in the promoted dtype, halves in f32. Numbers are f32 beside halves, or rounded to the half first."""
-    common = promote(*operands)
-    numbers = common if rounded_numbers else None
-    return pointwise(function, *operands, compute=compute_dtype(common), result=result or common, numbers=numbers)
+    """Arithmetic in the promoted dtype, or in `common`; halves are computed in f32 and rounded once at the end.
+
+    Numbers and tensors of another dtype become the common one first, as in eager, even if f32 would hold more of them.
+    Some of eager's kernels differ for halves: those that take a second operand that is a single number as it stands
+    (`wide_second`), and those that round after every operation (`each_step`).
+    """
+    common = promote(*operands) if common is None else common
+    if common.is_half:
+        kept = 1 if wide_second and is_single(operands[1]) else None
+        operands = tuple(o if position == kept else as_dtype(o, common) for position, o in enumerate(operands))
+    compute = common if each_step else compute_dtype(common)
+    return pointwise(function, *operands, compute=compute, result=common)
+
+
+def real(function: Callable[..., Expr], *operands: Any, wide_second: bool = False, each_step: bool = False) -> Tensor:
+    """As `arithmetic`, for functions over the reals: integers become f32."""
+    common = to_float(promote(*operands))
+    return arithmetic(function, *operands, common=common, wide_second=wide_second, each_step=each_step)
+
+
+def is_single(operand: Any) -> bool:
+    """A number, or a tensor of one element: what eager's kernels call a scalar."""
+    return not isinstance(operand, Tensor) or all(is_one(extent) for extent in operand.sizes)
+
+
+def as_dtype(operand: Any, dtype: DType) -> Tensor:
+    if isinstance(operand, Tensor):
+        return Tensor(operand.axes, cast(operand.body, dtype))
+    return Tensor((), scalar(operand, dtype))
+
+
+def representable(operand: Any, dtype: DType) -> None:
+    """Refuse a parameter that does not fit an integer dtype: eager raises. In u8 negative ones wrap, down to -255.
+    Operands of arithmetic and of comparisons are no parameters: whatever they are, they wrap."""
+    if not dtype.is_int or not isinstance(operand, (int, float)):
+        return
+    high = (1 << (dtype.bits - dtype.signed)) - 1
+    if not (-high - 1 if dtype.signed else -high) <= operand <= high:  # NaN is on neither side
+        raise Unsupported(f"the number {operand} for {dtype}", why="eager raises")
 
 
 def not_bool(common: DType, op: str) -> None:
@@ -88,41 +131,36 @@ def limit(value: Expr, low: Expr, high: Expr) -> Expr:
 
 # ---- functions of one number
 
-_PLAIN = (
-    "sqrt", "rsqrt", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin", "acos",
-    "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "sigmoid", "erf", "erfc", "erfinv", "lgamma",
-    "digamma", "i0",
-)  # fmt: skip
+# Functions over the reals that are one operation: the name of the op, and of the operation where it is another.
+_PLAIN = {
+    name: name
+    for name in (
+        "sqrt", "rsqrt", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin", "acos",
+        "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "sigmoid", "erf", "erfc", "erfinv", "lgamma",
+        "digamma", "i0",
+    )
+}  # fmt: skip
+_PLAIN |= {f"special_{name}": name for name in ("i0e", "i1", "i1e")}
+_NOT_OF_HALVES = {
+    "special_ndtri": "ndtri",
+    "special_log_ndtr": "log_ndtr",
+    "special_modified_bessel_i0": "i0",
+    "special_modified_bessel_i1": "i1",
+}
 
 
-def _enter_plain(name: str) -> None:
+def _enter_plain(name: str, operation: str) -> None:
     def row(x: Tensor) -> Tensor:
-        return unary(lambda v: apply(name, v), x)
-
-    row.__name__ = name
-    lowers(getattr(aten, name).default)(row)
-
-
-for _name in _PLAIN:
-    _enter_plain(_name)
-
-
-def _enter_special(name: str, operation: str) -> None:
-    def row(x: Tensor) -> Tensor:
+        if x.dtype.is_half and name in _NOT_OF_HALVES:
+            raise Unsupported(f"{name} of halves", why="eager raises")
         return unary(lambda v: apply(operation, v), x)
 
     row.__name__ = name
     lowers(getattr(aten, name).default)(row)
 
 
-for _name, _operation in (
-    ("special_i0e", "i0e"),
-    ("special_i1", "i1"),
-    ("special_i1e", "i1e"),
-    ("special_ndtri", "ndtri"),
-    ("special_log_ndtr", "log_ndtr"),
-):
-    _enter_special(_name, _operation)
+for _name, _operation in (_PLAIN | _NOT_OF_HALVES).items():
+    _enter_plain(_name, _operation)
 
 
 @lowers(aten.reciprocal.default)
@@ -132,8 +170,8 @@ def reciprocal(x: Tensor) -> Tensor:
 
 @lowers(aten.abs.default)
 def absolute(x: Tensor) -> Tensor:
-    """Truth values stay as they are."""
-    return x if x.dtype.is_bool else arithmetic(lambda v: apply("abs", v), x)
+    not_bool(x.dtype, "abs")
+    return arithmetic(lambda v: apply("abs", v), x)
 
 
 @lowers(aten.neg.default)
@@ -161,11 +199,6 @@ def sgn(x: Tensor) -> Tensor:
     return sign(x)
 
 
-@lowers(aten.square.default)
-def square(x: Tensor) -> Tensor:
-    return power_scalar(x, 2)
-
-
 def _rounding(name: str) -> Callable[[Tensor], Tensor]:
     def row(x: Tensor) -> Tensor:
         """Integers are round already; truth values raise in eager."""
@@ -176,16 +209,138 @@ def _rounding(name: str) -> Callable[[Tensor], Tensor]:
     return row
 
 
-for _name in ("floor", "ceil", "trunc"):
+for _name in ("floor", "ceil", "trunc", "round"):
     lowers(getattr(aten, _name).default)(_rounding(_name))
-lowers(aten.round.default)(_rounding("round"))
+
+
+@lowers(aten.round.decimals)
+def round_decimals(x: Tensor, *, decimals: int) -> Tensor:
+    """Scaled, rounded, scaled back; what overflows on the way stays infinite or NaN, as in eager."""
+    floats_only(x, "round with decimals")
+    power = 10.0 ** abs(decimals) if abs(decimals) <= 308 else math.inf
+
+    def body(v: Expr) -> Expr:
+        there, back = ("mul", "div") if decimals > 0 else ("div", "mul")
+        scale = const(power, v.dtype)
+        return apply(back, apply("round", apply(there, v, scale)), scale)
+
+    return arithmetic(body, x)
 
 
 @lowers(aten.frac.default)
 def frac(x: Tensor) -> Tensor:
-    if not x.dtype.is_float:
-        raise Unsupported("frac of integers", why="eager raises")
+    floats_only(x, "frac")
     return arithmetic(lambda v: apply("sub", v, apply("trunc", v)), x)
+
+
+@lowers(aten.deg2rad.default)
+def deg2rad(x: Tensor) -> Tensor:
+    return unary(lambda v: apply("mul", v, const(math.pi / 180, v.dtype)), x)
+
+
+@lowers(aten.rad2deg.default)
+def rad2deg(x: Tensor) -> Tensor:
+    return unary(lambda v: apply("mul", v, const(180 / math.pi, v.dtype)), x)
+
+
+@lowers(aten.angle.default)
+def angle(x: Tensor) -> Tensor:
+    """0, or pi below zero; NaN stays."""
+
+    def body(v: Expr) -> Expr:
+        turned = select(apply("lt", v, zero(v.dtype)), const(math.pi, v.dtype), zero(v.dtype))
+        return select(apply("isnan", v), v, turned)
+
+    return unary(body, x)
+
+
+@lowers(aten.sinc.default)
+def sinc(x: Tensor) -> Tensor:
+    """sin(pi x) / (pi x); 1 at both zeros."""
+
+    def body(v: Expr) -> Expr:
+        turn = apply("mul", const(math.pi, v.dtype), v)
+        return select(apply("eq", v, zero(v.dtype)), one(v.dtype), apply("div", apply("sin", turn), turn))
+
+    return unary(body, x)
+
+
+@lowers(aten.logit.default)
+def logit(x: Tensor, eps: float | None = None) -> Tensor:
+    """log(x / (1 - x)), x first brought between eps and 1 - eps; where these cross, the lower one is asked first. NaN
+    stays. Halves are rounded at every step."""
+
+    def body(v: Expr) -> Expr:
+        if eps is not None and eps >= 0:
+            low, high = const(eps, v.dtype), apply("sub", one(v.dtype), const(eps, v.dtype))
+            v = select(apply("lt", v, low), low, select(apply("gt", v, high), high, v))
+        return apply("log", apply("div", v, apply("sub", one(v.dtype), v)))
+
+    return real(body, x, each_step=True)
+
+
+@lowers(aten.logit_backward.default)
+def logit_backward(grad: Tensor, x: Tensor, eps: float | None = None) -> Tensor:
+    """grad / (x (1 - x)) from 0 to 1, or from eps to 1 - eps; elsewhere and for NaN, 0 if there is an eps, NaN if not.
+    Halves are rounded at every step."""
+    floats_only(x, "logit_backward")
+
+    def body(g: Expr, v: Expr) -> Expr:
+        null, unit = zero(v.dtype), one(v.dtype)
+        low, high, outside = null, unit, const(math.nan, v.dtype)
+        if eps is not None and eps >= 0:
+            low, outside = const(eps, v.dtype), null
+            high = apply("sub", unit, low)
+        inside = apply("and_", apply("ge", v, low), apply("le", v, high))
+        return select(inside, apply("div", g, apply("mul", v, apply("sub", unit, v))), outside)
+
+    return arithmetic(body, grad, x, each_step=True)
+
+
+@lowers(aten.special_entr.default)
+def entr(x: Tensor) -> Tensor:
+    """-x log(x); 0 at both zeros, -inf below, NaN stays. Halves: the logarithm is rounded, too."""
+
+    def body(v: Expr) -> Expr:
+        null = zero(v.dtype)
+        inner = apply("mul", apply("neg", v), apply("log", v))
+        outside = select(apply("eq", v, null), null, const(-math.inf, v.dtype))
+        return select(apply("isnan", v), v, select(apply("gt", v, null), inner, outside))
+
+    return real(body, x, each_step=True)
+
+
+@lowers(aten.polygamma.default)
+def polygamma(order: int, x: Tensor) -> Tensor:
+    """The derivatives of digamma; that of order 0 is digamma itself."""
+    if order == 0:
+        return unary(lambda v: apply("digamma", v), x)
+    if order == 1:
+        return unary(_trigamma, x)
+    raise Unsupported(f"polygamma of order {order}", why="the loop IR has no zeta function")
+
+
+def _trigamma(v: Expr) -> Expr:
+    """As eager: reflected to the right of 1/2, moved up by six, then the asymptotic series."""
+    unit = one(v.dtype)
+
+    def inverse_square(a: Expr) -> Expr:
+        return apply("div", unit, apply("mul", a, a))
+
+    left = apply("lt", v, const(0.5, v.dtype))
+    sine = apply("sin", apply("mul", const(math.pi, v.dtype), v))
+    reflected = apply("div", const(-math.pi * math.pi, v.dtype), apply("mul", sine, sine))
+    at = select(left, apply("sub", unit, v), v)
+    total = select(left, reflected, zero(v.dtype))
+    for _ in range(6):
+        total = apply("add", total, inverse_square(at))
+        at = apply("add", at, unit)
+    square = inverse_square(at)
+    series = apply("sub", const(1 / 30, v.dtype), apply("mul", square, const(1 / 42, v.dtype)))
+    series = apply("sub", const(1 / 6, v.dtype), apply("mul", square, series))
+    series = apply("add", apply("div", const(0.5, v.dtype), at), apply("mul", square, series))
+    total = apply("add", total, apply("div", apply("add", unit, series), at))
+    return select(left, apply("neg", total), total)
 
 
 @lowers(aten.isnan.default)
@@ -245,228 +400,12 @@ def nan_to_num(x: Tensor, nan: float | None = None, posinf: float | None = None,
     return arithmetic(body, x)
 
 
-# ---- arithmetic of two
-
-
-@lowers(aten.add.Tensor, aten.add.Scalar)
-def add(x: Any, y: Any, alpha: Number = 1) -> Tensor:
-    """x + alpha * y; of truth values: or."""
-    return _sum(x, y, alpha, "add")
-
-
-@lowers(aten.sub.Tensor, aten.sub.Scalar)
-def sub(x: Any, y: Any, alpha: Number = 1) -> Tensor:
-    not_bool(promote(x, y), "sub")
-    return _sum(x, y, alpha, "sub")
-
-
-@lowers(aten.rsub.Tensor, aten.rsub.Scalar)
-def rsub(x: Any, y: Any, alpha: Number = 1) -> Tensor:
-    """y - alpha * x"""
-    not_bool(promote(x, y), "rsub")
-    return _sum(y, x, alpha, "sub")
-
-
-def _sum(x: Any, y: Any, alpha: Number, operation: str) -> Tensor:
-    common = promote(x, y)
-    if common.is_bool:
-        if alpha not in (1, True):
-            raise Unsupported("truth values added with alpha")
-        return arithmetic(lambda a, b: apply("or_", a, b), x, y)
-
-    def body(a: Expr, b: Expr) -> Expr:
-        if isinstance(alpha, Index) or alpha != 1:
-            b = apply("mul", b, cast(scalar(alpha, common), b.dtype))
-        return apply(operation, a, b)
-
-    # Unlike mul and div, eager's sums round numbers and alpha to the dtype of the tensor first.
-    return arithmetic(body, x, y, rounded_numbers=True)
-
-
-@lowers(aten.mul.Tensor, aten.mul.Scalar)
-def mul(x: Any, y: Any) -> Tensor:
-    """x * y; of truth values: and."""
-    operation = "and_" if promote(x, y).is_bool else "mul"
-    return arithmetic(lambda a, b: apply(operation, a, b), x, y)
-
-
-@lowers(aten.div.Tensor, aten.div.Scalar)
-def true_divide(x: Any, y: Any) -> Tensor:
-    result = to_float(promote(x, y))
-    return pointwise(lambda a, b: apply("div", a, b), x, y, compute=compute_dtype(result), result=result)
-
-
-@lowers(aten.div.Tensor_mode, aten.div.Scalar_mode)
-def divide(x: Any, y: Any, rounding_mode: str | None = None) -> Tensor:
-    if rounding_mode is None:
-        return true_divide(x, y)
-    return floor_divide(x, y) if rounding_mode == "floor" else _truncated(x, y)
-
-
-def _truncated(x: Any, y: Any) -> Tensor:
-    common = promote(x, y)
-    if common.is_float:
-        return arithmetic(lambda a, b: apply("trunc", apply("div", a, b)), x, y)
-    raise Unsupported("integer division", why="division by zero must raise as in eager")
-
-
-@lowers(aten.floor_divide.default)
-def floor_divide(x: Any, y: Any) -> Tensor:
-    """Floats: eager corrects the quotient by the remainder; a zero divisor divides plainly. Integers: see why."""
-    common = promote(x, y)
-    if not common.is_float:
-        raise Unsupported("integer division", why="division by zero must raise as in eager")
-
-    def body(a: Expr, b: Expr) -> Expr:
-        null = zero(a.dtype)
-        remainder = apply("truncmod", a, b)
-        quotient = apply("div", apply("sub", a, remainder), b)
-        differs = apply(
-            "and_", apply("ne", remainder, null), apply("ne", apply("lt", b, null), apply("lt", remainder, null))
-        )
-        quotient = select(differs, apply("sub", quotient, one(a.dtype)), quotient)
-        low = apply("floor", quotient)
-        half = apply("gt", apply("sub", quotient, low), const(0.5, a.dtype))
-        low = select(half, apply("add", low, one(a.dtype)), low)
-        signed_zero = apply("copysign", null, apply("div", a, b))
-        whole = select(apply("ne", quotient, null), low, signed_zero)
-        return select(apply("eq", b, null), apply("div", a, b), whole)
-
-    return arithmetic(body, x, y)
-
-
-@lowers(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor)
-def remainder(x: Any, y: Any) -> Tensor:
-    """The sign of the divisor; integers raise on zero in eager."""
-    common = promote(x, y)
-    if not common.is_float:
-        raise Unsupported("integer remainder", why="division by zero must raise as in eager")
-
-    def body(a: Expr, b: Expr) -> Expr:
-        null = zero(a.dtype)
-        rest = apply("truncmod", a, b)
-        differs = apply("and_", apply("ne", rest, null), apply("ne", apply("lt", b, null), apply("lt", rest, null)))
-        return select(differs, apply("add", rest, b), rest)
-
-    return arithmetic(body, x, y)
-
-
-@lowers(aten.fmod.Tensor, aten.fmod.Scalar)
-def fmod(x: Any, y: Any) -> Tensor:
-    if not promote(x, y).is_float:
-        raise Unsupported("integer remainder", why="division by zero must raise as in eager")
-    return arithmetic(lambda a, b: apply("truncmod", a, b), x, y)
-
-
-def _enter_binary(ops: tuple[Any, ...], operation: str, *, floats: bool = False) -> None:
-    def row(x: Any, y: Any) -> Tensor:
-        common = promote(x, y)
-        if floats and not common.is_float:
-            common = f32
-        return pointwise(lambda a, b: apply(operation, a, b), x, y, compute=compute_dtype(common), result=common)
-
-    row.__name__ = operation
-    lowers(*ops)(row)
-
-
-_enter_binary((aten.maximum.default,), "maximum")
-_enter_binary((aten.minimum.default,), "minimum")
-_enter_binary((aten.atan2.default,), "atan2", floats=True)
-_enter_binary((aten.copysign.Tensor, aten.copysign.Scalar), "copysign", floats=True)
-
-
-@lowers(aten.fmax.default)
-def fmax(x: Tensor, y: Tensor) -> Tensor:
-    """The larger; the other one if one is NaN."""
-    return arithmetic(lambda a, b: apply("fmax" if a.dtype.is_float else "maximum", a, b), x, y)
-
-
-@lowers(aten.fmin.default)
-def fmin(x: Tensor, y: Tensor) -> Tensor:
-    return arithmetic(lambda a, b: apply("fmin" if a.dtype.is_float else "minimum", a, b), x, y)
-
-
-@lowers(aten.hypot.default)
-def hypot(x: Tensor, y: Tensor) -> Tensor:
-    floats_only(x, "hypot")
-    return arithmetic(lambda a, b: apply("hypot", a, b), x, y)
-
-
-@lowers(aten.nextafter.default)
-def nextafter(x: Tensor, y: Tensor) -> Tensor:
-    """In the dtype itself: the next half is not the next f32."""
-    common = promote(x, y)
-    if not common.is_float:
-        raise Unsupported("nextafter of integers", why="eager raises")
-    return pointwise(lambda a, b: apply("nextafter", a, b), x, y, compute=common)
-
-
-@lowers(aten.logaddexp.default)
-def logaddexp(x: Tensor, y: Tensor) -> Tensor:
-    """m + log1p(exp(-|x - y|)), m the larger; equal infinities are themselves."""
-    floats_only(x, "logaddexp")
-
-    def body(a: Expr, b: Expr) -> Expr:
-        most = apply("maximum", a, b)
-        gap = apply("neg", apply("abs", apply("sub", a, b)))
-        same = apply("and_", apply("isinf", a), apply("eq", a, b))
-        return select(same, a, apply("add", most, apply("log1p", apply("exp", gap))))
-
-    return arithmetic(body, x, y)
-
-
-@lowers(aten.pow.Tensor_Tensor)
-def power(x: Tensor, y: Tensor) -> Tensor:
-    common = promote(x, y)
-    if not common.is_float:
-        raise Unsupported("a power of integers", why="a negative exponent must raise as in eager")
-    return arithmetic(lambda a, b: apply("pow", a, b), x, y)
-
-
-@lowers(aten.pow.Scalar)
-def power_of_scalar(x: Number, y: Tensor) -> Tensor:
-    if isinstance(x, (int, float)) and x == 1:
-        return Tensor(y.axes, const(1, promote(x, y)))
-    if not promote(x, y).is_float:
-        raise Unsupported("a power of integers", why="a negative exponent must raise as in eager")
-    return arithmetic(lambda a, b: apply("pow", a, b), x, y)
-
-
-@lowers(aten.pow.Tensor_Scalar)
-def power_scalar(x: Tensor, exponent: Number) -> Tensor:
-    """Small whole exponents are products, as in eager's kernel; a half is a square root."""
-    if isinstance(exponent, Index):
-        raise Unsupported("a symbolic exponent")
-    common = promote(x, exponent)
-    if exponent == 0:
-        return Tensor(x.axes, const(1, common))
-    if exponent == 1:
-        return Tensor(x.axes, cast(x.body, common))
-    compute = compute_dtype(common)
-    if exponent in (2, 3) and not common.is_bool:
-
-        def multiplied(v: Expr) -> Expr:
-            twice = apply("mul", v, v)
-            return twice if exponent == 2 else apply("mul", twice, v)
-
-        return pointwise(multiplied, x, compute=compute, result=common)
-    if not common.is_float:
-        raise Unsupported("a power of integers", why="only squares and cubes have a kernel")
-    special: dict[float, Callable[[Expr], Expr]] = {
-        0.5: lambda v: apply("sqrt", v),
-        -0.5: lambda v: apply("rsqrt", v),
-        -1: lambda v: apply("div", one(v.dtype), v),
-        -2: lambda v: apply("div", one(v.dtype), apply("mul", v, v)),
-    }
-    body = special.get(exponent, lambda v: apply("pow", v, const(exponent, v.dtype)))
-    return pointwise(body, x, compute=compute, result=common)
-
-
 # ---- comparison and logic
 
 
 def _enter_comparison(name: str) -> None:
     def row(x: Any, y: Any) -> Tensor:
+        """In the promoted dtype: a number beside halves is rounded to them."""
         return pointwise(lambda a, b: apply(name, a, b), x, y, compute=promote(x, y))
 
     row.__name__ = name
@@ -519,7 +458,7 @@ for _name, _operation in (("bitwise_and", "and_"), ("bitwise_or", "or_"), ("bitw
     _enter_bitwise(_name, _operation)
 
 
-def _enter_shift(name: str, operation: str, ops: tuple[Any, ...]) -> None:
+def _enter_shift(name: str, operation: str, *ops: Any) -> None:
     def row(x: Any, y: Any) -> Tensor:
         common = promote(x, y)
         if not common.is_int:
@@ -527,29 +466,12 @@ def _enter_shift(name: str, operation: str, ops: tuple[Any, ...]) -> None:
         return arithmetic(lambda a, b: apply(operation, a, b), x, y)
 
     row.__name__ = name
-    lowers(*ops)(row)
+    packet = getattr(aten, name)
+    lowers(packet.Tensor, packet.Tensor_Scalar, packet.Scalar_Tensor, *ops)(row)
 
 
-_enter_shift(
-    "bitwise_left_shift",
-    "shl",
-    (
-        aten.bitwise_left_shift.Tensor,
-        aten.bitwise_left_shift.Tensor_Scalar,
-        aten.__lshift__.Tensor,
-        aten.__lshift__.Scalar,
-    ),
-)
-_enter_shift(
-    "bitwise_right_shift",
-    "shr",
-    (
-        aten.bitwise_right_shift.Tensor,
-        aten.bitwise_right_shift.Tensor_Scalar,
-        aten.__rshift__.Tensor,
-        aten.__rshift__.Scalar,
-    ),
-)
+_enter_shift("bitwise_left_shift", "shl", aten.__lshift__.Tensor, aten.__lshift__.Scalar)
+_enter_shift("bitwise_right_shift", "shr", aten.__rshift__.Tensor, aten.__rshift__.Scalar)
 
 
 @lowers(aten.bitwise_not.default)
@@ -562,29 +484,16 @@ def bitwise_not(x: Tensor) -> Tensor:
 # ---- choosing
 
 
-@lowers(aten.where.self)
-def where(condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
+@lowers(aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar)
+def where(condition: Tensor, x: Any, y: Any) -> Tensor:
     """The condition may be u8; the branches are promoted."""
-    return choose(truth_of(condition), x, y)
-
-
-@lowers(aten.where.ScalarOther)
-def where_scalar_other(condition: Tensor, x: Tensor, y: Number) -> Tensor:
-    return choose(truth_of(condition), x, y)
-
-
-@lowers(aten.where.ScalarSelf)
-def where_scalar_self(condition: Tensor, x: Number, y: Tensor) -> Tensor:
-    return choose(truth_of(condition), x, y)
-
-
-@lowers(aten.where.Scalar)
-def where_scalars(condition: Tensor, x: Number, y: Number) -> Tensor:
     return choose(truth_of(condition), x, y)
 
 
 def choose(condition: Tensor, x: Any, y: Any) -> Tensor:
     common = promote(x, y)
+    representable(x, common)
+    representable(y, common)
     sizes = broadcast_sizes([v.sizes for v in (condition, x, y) if isinstance(v, Tensor)])
 
     def branch(v: Any) -> Expr:
@@ -600,95 +509,51 @@ def masked_fill(x: Tensor, mask: Tensor, value: Any) -> Tensor:
     if isinstance(value, Tensor):
         fill = cast(expand(value, sizes).body, x.dtype)
     else:
+        representable(value, x.dtype)
         fill = scalar(value, x.dtype)
     return Tensor(axes_for(sizes), select(expand(truth_of(mask), sizes).body, fill, expand(x, sizes).body))
 
 
-@lowers(aten.clamp.default)
-def clamp(x: Tensor, low: Number | None = None, high: Number | None = None) -> Tensor:
-    """NaN stays NaN; where low > high the result is high."""
+@lowers(aten.clamp.default, aten.clamp.Tensor)
+def clamp(x: Tensor, low: Any = None, high: Any = None) -> Tensor:
+    """NaN stays NaN, and a limit that is NaN makes NaN; where low > high the result is high."""
     common = promote(*(v for v in (x, low, high) if v is not None))
     not_bool(common, "clamp")
-    return _clamp(x, low, high, common)
+    return clamped(x, low, high, common)
 
 
-@lowers(aten.clamp.Tensor)
-def clamp_tensor(x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:
-    common = promote(*(v for v in (x, low, high) if v is not None))
-    not_bool(common, "clamp")
-    return _clamp(x, low, high, common)
-
-
-def _clamp(x: Tensor, low: Any, high: Any, common: DType) -> Tensor:
+def clamped(x: Tensor, low: Any, high: Any, common: DType) -> Tensor:
+    representable(low, common)
+    representable(high, common)
     if low is not None:
-        x = pointwise(lambda a, b: apply("maximum", a, b), x, low, compute=common)
+        x = arithmetic(lambda a, b: apply("maximum", a, b), x, low, common=common, each_step=True)
     if high is not None:
-        x = pointwise(lambda a, b: apply("minimum", a, b), x, high, compute=common)
+        x = arithmetic(lambda a, b: apply("minimum", a, b), x, high, common=common, each_step=True)
     return Tensor(x.axes, cast(x.body, common))
 
 
 @lowers(aten.clamp_min.default, aten.clamp_min.Tensor)
 def clamp_min(x: Tensor, low: Any) -> Tensor:
-    return clamp_tensor(x, low, None)
+    """By a tensor, eager takes truth values as well."""
+    return clamped(x, low, None, promote(x, low)) if isinstance(low, Tensor) else clamp(x, low, None)
 
 
 @lowers(aten.clamp_max.default, aten.clamp_max.Tensor)
 def clamp_max(x: Tensor, high: Any) -> Tensor:
-    return clamp_tensor(x, None, high)
+    return clamped(x, None, high, promote(x, high)) if isinstance(high, Tensor) else clamp(x, None, high)
 
 
 @lowers(aten.threshold.default)
 def threshold(x: Tensor, limit_: Number, value: Number) -> Tensor:
-    """value where x <= limit; NaN stays NaN."""
+    """value where x <= limit; NaN stays NaN. Neither number is rounded to halves before it is compared."""
+    not_bool(x.dtype, "threshold")
+    representable(limit_, x.dtype)
+    representable(value, x.dtype)
 
     def body(v: Expr) -> Expr:
         return select(apply("le", v, scalar(limit_, v.dtype)), scalar(value, v.dtype), v)
 
     return arithmetic(body, x)
-
-
-@lowers(aten.lerp.Scalar, aten.lerp.Tensor)
-def lerp(start: Tensor, end: Tensor, weight: Any) -> Tensor:
-    """From the nearer end: start + w (end - start), or end - (1 - w)(end - start) where |w| >= 0.5."""
-
-    def body(a: Expr, b: Expr, w: Expr) -> Expr:
-        gap = apply("sub", b, a)
-        near = apply("add", a, apply("mul", w, gap))
-        far = apply("sub", b, apply("mul", gap, apply("sub", one(a.dtype), w)))
-        return select(apply("lt", apply("abs", w), const(0.5, a.dtype)), near, far)
-
-    return arithmetic(body, start, end, weight, result=start.dtype)
-
-
-@lowers(aten.addcmul.default)
-def addcmul(x: Tensor, a: Tensor, b: Tensor, *, value: Number = 1) -> Tensor:
-    def body(v: Expr, p: Expr, q: Expr) -> Expr:
-        return apply("add", v, apply("mul", apply("mul", scalar(value, v.dtype), p), q))
-
-    return arithmetic(body, x, a, b)
-
-
-@lowers(aten.addcdiv.default)
-def addcdiv(x: Tensor, a: Tensor, b: Tensor, *, value: Number = 1) -> Tensor:
-    if not promote(x, a, b).is_float:
-        raise Unsupported("addcdiv of integers", why="eager raises")
-
-    def body(v: Expr, p: Expr, q: Expr) -> Expr:
-        return apply("add", v, apply("div", apply("mul", scalar(value, v.dtype), p), q))
-
-    return arithmetic(body, x, a, b)
-
-
-@lowers(aten.xlogy.Tensor, aten.xlogy.Scalar_Self, aten.xlogy.Scalar_Other)
-def xlogy(x: Any, y: Any) -> Tensor:
-    """x * log(y); 0 where x is 0, but NaN where y is NaN."""
-    result = to_float(promote(x, y))
-
-    def body(a: Expr, b: Expr) -> Expr:
-        product = select(apply("eq", a, zero(a.dtype)), zero(a.dtype), apply("mul", a, apply("log", b)))
-        return select(apply("isnan", b), b, product)
-
-    return pointwise(body, x, y, compute=compute_dtype(result), result=result)
 
 
 # ---- conversions and copies

@@ -1,4 +1,4 @@
-"""Rows of reductions: sums, extremes, statistics, normalisations and softmax.
+"""Rows of reductions: sums, extremes, statistics, norms and softmax.
 
 Sums of halves run in f32 and are rounded once. Empty reductions give eager's identities; those that eager refuses are
 refused by tracing before they reach us.
@@ -14,7 +14,7 @@ import torch
 
 from ferrite.errors import Unsupported
 from ferrite.loops.dtypes import DType, i64
-from ferrite.loops.index import Index, known_nonnegative, product
+from ferrite.loops.index import Index, known_nonnegative, minimum, product
 from ferrite.loops.nodes import Expr, Position
 from ferrite.lower.pointwise import truth_of
 from ferrite.lower.table import lowers
@@ -29,9 +29,11 @@ from ferrite.lower.value import (
     expand,
     normalize_dim,
     pointwise,
+    promote,
     reduction,
     select,
     to_float,
+    view,
 )
 
 aten = torch.ops.aten
@@ -51,6 +53,12 @@ def count(x: Tensor, dims: list[int]) -> Index:
     return product(x.sizes[dim] for dim in dims)
 
 
+def number_of(x: Tensor, dims: list[int], dtype: DType, fewer: int = 0) -> Expr:
+    """How many elements are reduced, less a few, as a number."""
+    number = count(x, dims) - fewer
+    return cast(Position(number), dtype) if number.terms else const(number.constant, dtype)
+
+
 def total_of(x: Tensor, dims: list[int], keep: bool, result: DType) -> Tensor:
     """The sum in the accumulator's dtype, not yet rounded."""
     return reduction("sum", x, dims, keep=keep, result="value", accumulate=accumulator(result))
@@ -67,7 +75,9 @@ def converted(x: Tensor, dtype: DType) -> Tensor:
 def sum_dims(
     x: Tensor, dims: Dims = None, keep: bool = False, *, dtype: torch.dtype | None = None, result: Result
 ) -> Tensor:
-    """Integers and truth values are summed in i64."""
+    """Integers and truth values are summed in i64. A sum that is asked for as a truth value is `any`."""
+    if result.dtype.is_bool:
+        return reduction("any", truth_of(x), all_dims(dims, x.rank), keep=keep, result="value")
     return converted(
         total_of(converted(x, _operand(x, result)), all_dims(dims, x.rank), keep, result.dtype), result.dtype
     )
@@ -83,13 +93,32 @@ def _operand(x: Tensor, result: Result) -> DType:
     return x.dtype if x.dtype is result.dtype else result.dtype
 
 
+@lowers(aten.nansum.default)
+def nansum(
+    x: Tensor, dims: Dims = None, keep: bool = False, *, dtype: torch.dtype | None = None, result: Result
+) -> Tensor:
+    """NaN counts as 0, before anything is converted."""
+    if x.dtype.is_float:
+        x = Tensor(x.axes, select(apply("isnan", x.body), const(0, x.dtype), x.body))
+    return sum_dims(x, dims, keep, dtype=dtype, result=result)
+
+
+@lowers(aten.trace.default)
+def trace(x: Tensor, *, result: Result) -> Tensor:
+    """The sum of the diagonal; integers in i64."""
+    if x.dtype.is_bool:
+        raise Unsupported("the trace of truth values", why="eager raises")
+    diagonal = view(x, [minimum(*x.sizes)], lambda place: [place, place])
+    return sum_all(diagonal, result=result)
+
+
 @lowers(aten.mean.dim, aten.mean.default)
 def mean(
     x: Tensor, dims: Dims = None, keep: bool = False, *, dtype: torch.dtype | None = None, result: Result
 ) -> Tensor:
     chosen = all_dims(dims, x.rank)
     summed = total_of(converted(x, result.dtype), chosen, keep, result.dtype)
-    number = cast(Position(count(x, chosen)), summed.dtype)
+    number = number_of(x, chosen, summed.dtype)
     return Tensor(summed.axes, cast(apply("div", summed.body, number), result.dtype))
 
 
@@ -104,6 +133,9 @@ def prod_dim(x: Tensor, dim: int, keep: bool = False, *, dtype: torch.dtype | No
 
 
 def _product(x: Tensor, dims: list[int], keep: bool, result: Result) -> Tensor:
+    """A product that is asked for as a truth value is `all`."""
+    if result.dtype.is_bool:
+        return reduction("all", truth_of(x), dims, keep=keep, result="value")
     made = reduction(
         "prod", converted(x, result.dtype), dims, keep=keep, result="value", accumulate=accumulator(result.dtype)
     )
@@ -204,10 +236,9 @@ def spread(x: Tensor, dims: list[int], keep: bool, correction: Any) -> Tensor:
     """m2 / max(n - correction, 0); NaN where that is 0 / 0, as eager."""
     compute = accumulator(x.dtype)
     _, m2 = moments(x, dims, keep, compute)
-    number = apply(
-        "sub", cast(Position(count(x, dims)), compute), const(1 if correction is None else correction, compute)
-    )
-    divisor = apply("maximum", number, const(0, compute))
+    number = number_of(x, dims, compute)
+    less = apply("sub", number, const(1 if correction is None else correction, compute))
+    divisor = apply("maximum", less, const(0, compute))
     return Tensor(m2.axes, apply("div", m2.body, divisor))
 
 
@@ -224,9 +255,21 @@ def std(x: Tensor, dims: Dims = None, *, correction: Any = None, keepdim: bool =
 
 @lowers(aten.var_mean.correction)
 def var_mean(x: Tensor, dims: Dims = None, *, correction: Any = None, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    chosen = all_dims(dims, x.rank)
-    mean_, _ = moments(x, chosen, keepdim, accumulator(x.dtype))
-    return var(x, dims, correction=correction, keepdim=keepdim), converted(mean_, x.dtype)
+    return var(x, dims, correction=correction, keepdim=keepdim), _mean_of(x, all_dims(dims, x.rank), keepdim)
+
+
+@lowers(aten.std_mean.correction)
+def std_mean(x: Tensor, dims: Dims = None, *, correction: Any = None, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    return std(x, dims, correction=correction, keepdim=keepdim), _mean_of(x, all_dims(dims, x.rank), keepdim)
+
+
+def _mean_of(x: Tensor, dims: list[int], keep: bool) -> Tensor:
+    """The mean that goes with a variance; NaN over no elements."""
+    mean_, _ = moments(x, dims, keep, accumulator(x.dtype))
+    body, number = mean_.body, count(x, dims)
+    if not known_nonnegative(number - 1):
+        body = select(apply("eq", Position(number), const(0, i64)), const(math.nan, body.dtype), body)
+    return Tensor(mean_.axes, cast(body, x.dtype))
 
 
 # ---- softmax
@@ -240,11 +283,28 @@ def softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
     return Tensor(x.axes, cast(body, compute if half_to_float else x.dtype))
 
 
+@lowers(aten._safe_softmax.default)
+def safe_softmax(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+    """As softmax, but a row of -inf gives zeros."""
+    wide = x if dtype is None else converted(x, dtype_of(dtype))
+    if not wide.dtype.is_float:
+        raise Unsupported(f"softmax of {wide.dtype}", why="eager raises")
+    made = softmax(wide, dim, False)
+    masked = Tensor(wide.axes, apply("eq", wide.body, const(-math.inf, wide.dtype)))
+    hidden = reduction("all", masked, all_dims(dim, x.rank), keep=True, result="value")
+    hidden = expand(hidden if x.rank else Tensor((), hidden.body), x.sizes)
+    return Tensor(made.axes, select(hidden.body, const(0, made.dtype), made.body))
+
+
 @lowers(aten._log_softmax.default)
 def log_softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    """(x - max) - log(sum(exp(x - max))). Along the last dimension eager keeps the sum of halves, and its logarithm, in
+    halves: where one element is far above the others the result is 0."""
     shifted, denominator, compute = _shifted(x, dim)
-    body = apply("sub", shifted.body, apply("log", denominator.body))
-    return Tensor(x.axes, cast(body, compute if half_to_float else x.dtype))
+    if x.dtype.is_half and normalize_dim(dim, x.rank) == max(x.rank - 1, 0):
+        denominator = converted(denominator, x.dtype)
+    logarithm = cast(apply("log", denominator.body), compute)
+    return Tensor(x.axes, cast(apply("sub", shifted.body, logarithm), compute if half_to_float else x.dtype))
 
 
 def _shifted(x: Tensor, dim: int) -> tuple[Tensor, Tensor, DType]:
@@ -282,72 +342,84 @@ def log_softmax_backward(grad: Tensor, output: Tensor, dim: int, input_dtype: to
 
 @lowers(aten.logsumexp.default)
 def logsumexp(x: Tensor, dims: Dims, keep: bool = False) -> Tensor:
-    """max + log(sum(exp(x - max))); where the maximum is infinite nothing is subtracted."""
+    """max + log(sum(exp(x - max))); an infinite maximum is the result, and so is that of no elements: -inf."""
     result = to_float(x.dtype)
     chosen = all_dims(dims, x.rank)
-    not_empty(x, chosen)
+    if x.rank and not isinstance(dims, int) and not dims:
+        raise Unsupported("logsumexp over no dimension", why="eager raises")
     compute = accumulator(result)
     wide = converted(x, compute)
-    most = reduction("max", wide, chosen, keep=True, result="value")
-    if x.rank == 0:
-        most = Tensor((), most.body)
-    finite = Tensor(most.axes, select(apply("isinf", most.body), const(0, compute), most.body))
-    gap = Tensor(x.axes, apply("exp", apply("sub", wide.body, expand(finite, x.sizes).body)))
-    summed = reduction("sum", gap, chosen, keep=keep, result="value")
-    base = reduction("max", wide, chosen, keep=keep, result="value")
-    shift = select(apply("isinf", base.body), const(0, compute), base.body)
-    return Tensor(summed.axes, cast(apply("add", apply("log", summed.body), shift), result))
+    most = reduction("softmax", wide, chosen, keep=keep, result="max")
+    summed = reduction("softmax", wide, chosen, keep=keep, result="sum")
+    body = apply("add", apply("log", summed.body), most.body)
+    body = select(apply("isinf", most.body), most.body, body)
+    return Tensor(most.axes, cast(body, result))
 
 
-# ---- normalisation
-
-
-@lowers(aten.native_layer_norm.default)
-def layer_norm(
-    x: Tensor, shape: Sequence[Any], weight: Tensor | None, bias: Tensor | None, eps: float, *, result: Any
-) -> tuple[Tensor, Tensor, Tensor]:
-    """(x - mean) * rstd * weight + bias over the last dimensions; statistics in at least f32."""
-    dims = list(range(x.rank - len(shape), x.rank))
-    compute = accumulator(x.dtype)
-    mean_, m2 = moments(x, dims, True, compute)
-    number = cast(Position(count(x, dims)), compute)
-    rstd = Tensor(m2.axes, apply("rsqrt", apply("add", apply("div", m2.body, number), const(eps, compute))))
-    centred = apply("sub", cast(x.body, compute), expand(mean_, x.sizes).body)
-    body = apply("mul", centred, expand(rstd, x.sizes).body)
-    if weight is not None:
-        body = apply("mul", body, cast(expand(weight, x.sizes).body, compute))
-    if bias is not None:
-        body = apply("add", body, cast(expand(bias, x.sizes).body, compute))
-    normal, kept_mean, kept_rstd = result
-    return (
-        Tensor(x.axes, cast(body, normal.dtype)),
-        converted(mean_, kept_mean.dtype),
-        converted(rstd, kept_rstd.dtype),
-    )
+# ---- norms
 
 
 @lowers(aten.linalg_vector_norm.default)
 def vector_norm(
     x: Tensor, order: Any = 2, dims: Dims = None, keep: bool = False, *, dtype: Any = None, result: Result
 ) -> Tensor:
-    """sum(|x|**order)**(1/order), with the limits for 0 and the infinities."""
+    """sum(|x|**order)**(1/order), with the limits for 0 and the infinities. Orders without an identity have none over
+    no elements: eager raises."""
+    return converted(norm_in(accumulator(result.dtype), x, order, dims, keep), result.dtype)
+
+
+def norm_in(compute: DType, x: Tensor, order: Any, dims: Dims, keep: bool) -> Tensor:
+    """A norm in a dtype, not yet rounded."""
+    if isinstance(order, Index) or not x.dtype.is_float:
+        raise Unsupported(f"a norm of {x.dtype} of order {order}")
     chosen = all_dims(dims, x.rank)
-    compute = accumulator(result.dtype)
+    if order < 0 or order == math.inf:
+        not_empty(x, chosen)
     size = Tensor(x.axes, apply("abs", cast(x.body, compute)))
     if order in (math.inf, -math.inf):
-        not_empty(x, chosen)
-        made = reduction("max" if order > 0 else "min", size, chosen, keep=keep, result="value")
-        return converted(made, result.dtype)
-    if order == 0:
-        nonzero = Tensor(x.axes, cast(apply("ne", size.body, const(0, compute)), compute))
-        return converted(reduction("sum", nonzero, chosen, keep=keep, result="value"), result.dtype)
+        return reduction("max" if order > 0 else "min", size, chosen, keep=keep, result="value")
     powered: Expr = size.body
-    if order == 2:
+    if order == 0:
+        powered = cast(apply("ne", size.body, const(0, compute)), compute)
+    elif order == 2:
         powered = apply("mul", size.body, size.body)
     elif order != 1:
         powered = apply("pow", size.body, const(order, compute))
     summed = reduction("sum", Tensor(x.axes, powered), chosen, keep=keep, result="value")
-    if order == 1:
-        return converted(summed, result.dtype)
+    if order in (0, 1):
+        return summed
     root = apply("sqrt", summed.body) if order == 2 else apply("pow", summed.body, const(1 / order, compute))
-    return Tensor(summed.axes, cast(root, result.dtype))
+    return Tensor(summed.axes, root)
+
+
+@lowers(aten.norm.Scalar, aten.norm.ScalarOpt_dtype)
+def norm_all(x: Tensor, order: Any = 2, *, dtype: torch.dtype | None = None, result: Result) -> Tensor:
+    return norm_dims(x, order, None, False, dtype=dtype, result=result)
+
+
+@lowers(aten.norm.ScalarOpt_dim, aten.norm.ScalarOpt_dim_dtype)
+def norm_dims(
+    x: Tensor, order: Any, dims: Dims, keep: bool = False, *, dtype: torch.dtype | None = None, result: Result
+) -> Tensor:
+    """The older name of the same; no order is 2."""
+    return vector_norm(x, 2 if order is None else order, dims, keep, result=result)
+
+
+@lowers(aten.dist.default)
+def dist(x: Tensor, other: Tensor, order: Any = 2, *, result: Result) -> Tensor:
+    """The norm of the difference, which is rounded first."""
+    gap = pointwise(lambda a, b: apply("sub", a, b), x, other, compute=promote(x, other))
+    return vector_norm(gap, order, None, False, result=result)
+
+
+@lowers(aten.renorm.default)
+def renorm(x: Tensor, order: Any, dim: int, most: Any) -> Tensor:
+    """Slices along `dim` with a norm above `most` are scaled down to it; factors are rounded to the dtype of x."""
+    others = [other for other in range(x.rank) if other != normalize_dim(dim, x.rank)]
+    compute = accumulator(x.dtype)
+    norms = norm_in(compute, x, order, others, True)
+    limit = const(most, compute)
+    smaller = apply("div", limit, apply("add", norms.body, const(1e-7, compute)))
+    factor = select(apply("gt", norms.body, limit), smaller, const(1, compute))
+    scale = expand(Tensor(norms.axes, cast(factor, x.dtype)), x.sizes)
+    return Tensor(x.axes, apply("mul", x.body, scale.body))

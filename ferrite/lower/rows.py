@@ -2,9 +2,41 @@
 
 from __future__ import annotations
 
-from ferrite.lower import activation, create, gather, norm, pointwise, reduce, scan, view
+from ferrite.lower import (
+    activation,
+    binary,
+    create,
+    foreach,
+    gather,
+    loss,
+    norm,
+    pad,
+    pointwise,
+    pool,
+    random,
+    reduce,
+    resample,
+    scan,
+    view,
+)
 from ferrite.lower.table import all_rows, row_of
 
-FAMILIES = (pointwise, activation, create, view, reduce, scan, norm, gather)
+FAMILIES = (
+    pointwise,
+    binary,
+    activation,
+    create,
+    view,
+    reduce,
+    scan,
+    norm,
+    gather,
+    loss,
+    random,
+    pool,
+    pad,
+    resample,
+    foreach,
+)
 
 __all__ = ["FAMILIES", "all_rows", "row_of"]

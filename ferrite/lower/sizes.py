@@ -1,4 +1,4 @@
-"""The border between ShapeEnv and the index algebra: symbolic sizes come in as `Index`, and go out as text for hosts.
+"""The border between ShapeEnv and the index algebra: symbolic sizes come in as `Index`.
 
 What ShapeEnv knows comes in with a symbol: its range as the bounds of a `Size`; equalities, because expressions are
 read after its replacements; divisibility, because a symbol that 8 divides is read as `8*(s0 // 8)`. This is the one
@@ -16,9 +16,9 @@ import sympy
 import torch
 from torch.utils._sympy import functions
 
-from ferrite.errors import Malformed, Unsupported
+from ferrite.errors import Unsupported
 from ferrite.loops import index as indices
-from ferrite.loops.index import Axis, Data, Index, Size, known_nonnegative, of_atom
+from ferrite.loops.index import Index, Size, known_nonnegative, of_atom
 
 if TYPE_CHECKING:
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -250,18 +250,3 @@ _FORMS: dict[type, Callable[[Sizes, sympy.Expr], Index]] = {
     functions.Where: _choice,
     functions.Identity: _identity,
 }
-
-
-# ---- and back
-
-
-def free_names(*values: Index) -> tuple[str, ...]:
-    """The names of the run-time sizes that indices depend on, sorted."""
-    return tuple(sorted({atom.name for value in values for atom in indices.free_sizes(value)}))
-
-
-def host_text(value: Index) -> str:
-    """A Python expression over the names of sizes, for the host program: `s0*64 + 3`, `min(s0 // 2, 8)`."""
-    if any(isinstance(atom, (Axis, Data)) for atom in indices.free_atoms(value)):
-        raise Malformed(f"{value} depends on more than sizes", where="lower.sizes")
-    return indices.show_index(value)

@@ -3,7 +3,8 @@
 A row is called with the op's arguments: tensors as `value.Tensor`, symbolic sizes as `Index`, everything else as it
 stands. It gives a `Tensor`, a tuple of them, or a `Built`; it raises `Unsupported` for arguments that it does not
 handle, and the op then runs in eager. Rows of views (`views`) give a `Tensor` that only reads its first argument
-elsewhere: the lowering may instead run the op itself on the tensor in memory, which keeps aliasing.
+elsewhere, or a list of such: the lowering may instead run the op itself on the tensor in memory, which keeps
+aliasing.
 """
 
 from __future__ import annotations
@@ -18,18 +19,20 @@ from ferrite.errors import Malformed
 
 @dataclass(frozen=True)
 class Row:
-    """One entry: the function, whether its result is a view of its first argument, whether it asks for `result`."""
+    """One entry: the function, whether its result is a view of its first argument, what else it asks for."""
 
     lower: Callable[..., Any]
     is_view: bool
     wants_result: bool
+    wants_draw: bool
 
 
 _rows: dict[Any, Row] = {}
 
 
 def lowers(*ops: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Make the decorated function the row of each op. A row with a keyword `result` is told what eager would give."""
+    """Make the decorated function the row of each op. A row with a keyword `result` is told what eager would give; one
+    with a keyword `draw` is given a seed."""
     return _enter(ops, is_view=False)
 
 
@@ -40,13 +43,13 @@ def views(*ops: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 def _enter(ops: tuple[Any, ...], *, is_view: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     def enter(lower: Callable[..., Any]) -> Callable[..., Any]:
-        wants_result = "result" in inspect.signature(lower).parameters
+        asked = inspect.signature(lower).parameters
         for op in ops:
             if op in _rows:
                 raise Malformed(
                     f"{op} has two rows: {_rows[op].lower.__name__} and {lower.__name__}", where="lower.table"
                 )
-            _rows[op] = Row(lower, is_view, wants_result)
+            _rows[op] = Row(lower, is_view, "result" in asked, "draw" in asked)
         return lower
 
     return enter

@@ -81,6 +81,13 @@ class Result:
     fake: Any = field(compare=False)
 
 
+@dataclass(frozen=True)
+class Draw:
+    """Where a random op gets its numbers: an i64 seed, drawn anew for every call of the graph and every op in it."""
+
+    seed: Expr
+
+
 # ---- making tensors
 
 

@@ -7,7 +7,6 @@ runner and the pipeline write into it while they work; everybody else only reads
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,11 +24,12 @@ class Decision:
 
 @dataclass(frozen=True)
 class Fallback:
-    """An op that runs in eager, how often it stands in the graph, and why."""
+    """An op that runs in eager, how often it stands in the graph, and why; `is_library`: it is meant to."""
 
     op: str
     count: int
     reason: str
+    is_library: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,7 @@ class GraphRecord:
     fallbacks: list[Fallback] = field(default_factory=list)
     texts: dict[str, str] = field(default_factory=dict)
     nodes: int = 0
+    lowered: int = 0  # calls that became loops, or arithmetic of the host
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -69,9 +70,11 @@ class GraphRecord:
         finally:
             self.stages[name] = self.stages.get(name, 0.0) + time.perf_counter() - start
 
-    def fell_back(self, counts: Counter[str], reasons: dict[str, str]) -> None:
-        """Take note of every op that stays in eager, in the order of the graph."""
-        self.fallbacks.extend(Fallback(op, count, reasons[op]) for op, count in counts.items())
+    @property
+    def share_lowered(self) -> float:
+        """Of the calls that are not meant for a library, how many were lowered."""
+        rest = sum(fallback.count for fallback in self.fallbacks if not fallback.is_library)
+        return self.lowered / (self.lowered + rest) if self.lowered + rest else 1.0
 
     @property
     def seconds(self) -> float:

@@ -37,7 +37,7 @@ from ferrite.host.nodes import HostProgram
 from ferrite.host.plan import plan
 from ferrite.host.text import parse_program, show_program
 from ferrite.loops.check import check_program
-from ferrite.lower.graph import constant_nodes, lower
+from ferrite.lower.graph import Rules, constant_nodes, lower
 from ferrite.options import Options
 from ferrite.passes import edit
 from ferrite.report.record import GraphRecord
@@ -63,7 +63,7 @@ def run_graph_passes(module: GraphModule, names: list[str]) -> Outcome:
 
 
 def host_program(module: GraphModule, *, use_rows: bool = False) -> HostProgram:
-    lowered = lower(module, use_rows=use_rows)
+    lowered = lower(module, rules=Rules(use_rows=use_rows))
     for kernel in lowered.kernels:
         check_program(kernel, "golden")
     constants = constant_nodes(lowered.constants)
