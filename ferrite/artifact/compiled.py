@@ -19,7 +19,7 @@ from torch._guards import tracing
 from torch._ops import OpOverload
 from torch.autograd import profiler
 
-from ferrite.artifact.kernels import oracle_kernel
+from ferrite.artifact.kernels import kernels_of
 from ferrite.errors import Unsupported
 from ferrite.graph.names import resolve
 from ferrite.host.nodes import HostProgram
@@ -37,6 +37,7 @@ class Facts(msgspec.Struct, frozen=True):
     device_types: tuple[str, ...]
     changes: dict[str, int]  # pass -> number of changes
     seconds: float
+    executor: str = "oracle"  # what runs kernels
 
 
 class _Parcel(msgspec.Struct, frozen=True):
@@ -67,7 +68,7 @@ class CompiledGraph:
     def load(self) -> Callable[[list[Any]], Any]:
         """Link the program into this process; the second time gives the same function."""
         if self.run is None:
-            kernels = {kernel.name: oracle_kernel(kernel) for kernel in self.program.kernels}
+            kernels = kernels_of(self.program.kernels, self.facts.executor)
             body = load(self.program, self.code, self.constants, kernels, resolve, _callable)
             self.run = _with_profiler_scope(body, f"ferrite {self.program.name} {self.key[:12]}")
             self.run.compiled = self  # type: ignore[attr-defined]

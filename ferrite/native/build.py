@@ -1,0 +1,151 @@
+"""From LLVM IR to code in memory: verify, make an object, load it.
+
+`build` makes the bytes of an object; they depend on the text and the target alone. `load` puts an object into memory
+and gives a `Library`, which owns the code: when the last reference to it goes, the code is unmapped. Nothing here
+optimises: the text is written so that instruction selection is enough.
+
+An object is trusted. LLVM may crash on bytes that were tampered with, so whoever keeps objects checks them first.
+
+Note [Forking while LLVM works]
+    Every call of llvmlite takes one lock. A child that is forked while another thread holds it would wait for ever, so
+    the lock is taken before a fork and released after it, on both sides.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+import os
+import threading
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import Any
+
+import llvmlite.binding as llvm
+
+from ferrite.errors import ToolFailed
+from ferrite.native.target import Target, start_llvm
+
+
+class Library:
+    """Loaded code. The addresses are good for as long as this object lives."""
+
+    def __init__(self, tracker: Any, engine: Any, addresses: Mapping[str, int]) -> None:
+        self._tracker = tracker
+        self._engine = engine
+        self.addresses = dict(addresses)
+
+    def address(self, name: str) -> int:
+        return self.addresses[name]
+
+    def close(self) -> None:
+        """Frees the code now. Calling into it afterwards crashes."""
+        self._tracker.close()
+        self._engine.close()
+
+    def __del__(self) -> None:
+        # The code first, then the engine that it lives in; Python promises no order.
+        self._tracker = None
+        self._engine = None
+
+
+def build(ir: str, target: Target) -> bytes:
+    """The object file of a module. The same text and target give the same bytes."""
+    module = _verified(ir)
+    try:
+        return _machine(target).emit_object(module)
+    except RuntimeError as error:
+        raise ToolFailed("LLVM made no object", ran=_excerpt(ir), why=str(error)) from error
+
+
+def assembly(ir: str, target: Target) -> str:
+    """What the processor will run, for people."""
+    return _machine(target).emit_assembly(_verified(ir))
+
+
+def load(objects: Iterable[bytes], names: Iterable[str], imports: Mapping[str, int] | None = None) -> Library:
+    """Code in memory, with the addresses of the named functions. `imports`: symbols from outside, by address.
+
+    Functions of C's library are found by name. A symbol that nobody has is an error here, not at the call.
+    """
+    start_llvm()
+    _guard_forks()
+    engine = llvm.create_lljit_compiler(use_jit_link=True, suppress_errors=True)
+    library = llvm.JITLibraryBuilder()
+    for each in objects:
+        library.add_object_img(each)
+    for name, address in (imports or {}).items():
+        library.import_symbol(name, address)
+    exports = list(names)
+    for name in exports:
+        library.export_symbol(name)
+    try:
+        tracker = library.link(engine, "kernels")
+    except RuntimeError as error:
+        raise ToolFailed("code did not load", ran=f"link of {', '.join(exports)}", why=str(error)) from error
+    return Library(tracker, engine, {name: tracker[name] for name in exports})
+
+
+def library_addresses(names: Iterable[str]) -> dict[str, int]:
+    """Addresses of functions of C's mathematical library, for `load`."""
+    library = _c_library()
+    found = {}
+    for name in names:
+        try:
+            found[name] = ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
+        except AttributeError as error:
+            raise ToolFailed(f"C's library has no {name}", ran="dlsym") from error
+    return found
+
+
+@cache
+def _c_library() -> ctypes.CDLL:
+    return ctypes.CDLL(ctypes.util.find_library("m"))
+
+
+# ---- LLVM
+
+_machines = threading.local()  # a target machine is not safe to share between threads
+
+
+def _machine(target: Target) -> Any:
+    """Kept for the life of the thread: making one costs 0.2 ms."""
+    kept: dict[Target, Any] = _machines.__dict__.setdefault("kept", {})
+    if target not in kept:
+        start_llvm()
+        _guard_forks()
+        kept[target] = llvm.Target.from_triple(target.triple).create_target_machine(
+            cpu=target.cpu, features=target.features, opt=2, reloc="pic", codemodel="small"
+        )
+    return kept[target]
+
+
+def _verified(ir: str) -> Any:
+    """Parsed and verified: LLVM aborts the process if it is asked to compile a module that is not sound."""
+    start_llvm()
+    _guard_forks()
+    try:
+        module = llvm.parse_assembly(ir, llvm.create_context())
+        module.verify()
+    except RuntimeError as error:
+        raise ToolFailed("LLVM does not take this module", ran=_excerpt(ir, str(error)), why=str(error)) from error
+    return module
+
+
+def _excerpt(ir: str, error: str = "") -> str:
+    """A few lines around the one that a parse error names, or the start."""
+    lines = ir.splitlines()
+    spot = 0
+    for word in error.replace(",", ":").split(":"):
+        if word.strip().isdigit():
+            spot = int(word)
+            break
+    start = max(spot - 4, 0)
+    return "\n".join(lines[start : start + 8])
+
+
+@cache
+def _guard_forks() -> None:
+    """See Note [Forking while LLVM works]."""
+    lock = llvm.ffi.lib._lock._lock
+    os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)

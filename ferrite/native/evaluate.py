@@ -1,0 +1,357 @@
+"""Expressions and indices as instructions, at one place of a loop nest.
+
+What does not vary over the lanes is computed once, as a scalar. Loads follow from how an address grows along the lanes:
+by nothing (one element for all), by one (neighbours), by a step (strided), or irregularly (gathered). Errors stop the
+kernel: `Checked` and `Require` leave it by way of `fail`, and whoever called it finds out what to raise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from ferrite.errors import Unsupported
+from ferrite.loops.dtypes import DType, b8, f32, i32, i64
+from ferrite.loops.index import (
+    Atom,
+    Axis,
+    Data,
+    FloorDiv,
+    Index,
+    Least,
+    Mod,
+    Most,
+    Size,
+    bounds,
+    coefficient_of,
+    free_axes,
+    parts,
+)
+from ferrite.loops.nodes import (
+    Apply,
+    Bits,
+    Buffer,
+    Cast,
+    Checked,
+    Const,
+    Expr,
+    Guarded,
+    Load,
+    Position,
+    Random,
+    Reduce,
+    Require,
+    Select,
+)
+from ferrite.loops.operations import OPERATIONS
+from ferrite.loops.shapes import linear
+from ferrite.native.builder import Builder, Value, u32, u64
+from ferrite.native.math import FUNCTIONS
+from ferrite.native.scope import Scope
+
+I32_MOST = (1 << 31) - 1
+
+
+class Evaluator:
+    """Writes expressions with a builder. `reduce` is how a reduction is written (`reduce.py`)."""
+
+    def __init__(
+        self,
+        builder: Builder,
+        buffers: Mapping[Buffer, Value],
+        sizes: Mapping[Size, Value],
+        fail: Callable[[], None],
+    ) -> None:
+        self.b, self.buffers, self.sizes, self.fail = builder, buffers, sizes, fail
+
+    def reduce(self, node: Reduce, scope: Scope) -> Value:
+        raise NotImplementedError
+
+    # ---- expressions
+
+    def value(self, node: Expr, scope: Scope) -> Value:
+        """The value of an expression: scalar if it is the same in all lanes."""
+        found = scope.find(node)
+        if found is None:
+            found = scope.known[node] = self._compute(node, scope)
+        return found
+
+    def lanes(self, node: Expr, scope: Scope) -> Value:
+        """The value in every lane of every way of the scope."""
+        return self.spread(self.value(node, scope), scope)
+
+    def spread(self, value: Value, scope: Scope) -> Value:
+        if scope.vector is None:
+            return value
+        return self.b.with_ways(self.b.splat(value, scope.vector.lanes), scope.vector.ways)
+
+    def _compute(self, node: Expr, scope: Scope) -> Value:
+        match node:
+            case Const(value=number, kind=dtype):
+                return self.constant(number, dtype)
+            case Load():
+                return self._load(node, scope)
+            case Cast(kind=dtype, value=inner):
+                return self.b.convert(self.value(inner, scope), dtype)
+            case Bits(kind=dtype, value=inner):
+                return self.b.bits(self.value(inner, scope), dtype)
+            case Apply():
+                return self._apply(node, scope)
+            case Select(condition=condition, yes=yes, no=no):
+                return self._select(*(self.value(part, scope) for part in (condition, yes, no)))
+            case Guarded():
+                return self._guarded(node, scope)
+            case Position(index=place):
+                return self.index(place, scope)
+            case Checked():
+                return self._checked(node, scope)
+            case Require(condition=condition, value=inner):
+                self.require(self.value(condition, scope), scope)
+                return self.value(inner, scope)
+            case Random():
+                return self._random(node, scope)
+            case Reduce():
+                return self.reduce(node, scope)
+        raise Unsupported(f"{type(node).__name__} in native code")
+
+    def constant(self, number: bool | int | float, dtype: DType) -> Value:
+        if dtype.is_half:
+            return self.b.convert(self.b.constant(f32, number), dtype)
+        return self.b.constant(dtype, number)
+
+    def _select(self, condition: Value, yes: Value, no: Value) -> Value:
+        lanes = max(condition.lanes, yes.lanes, no.lanes)
+        return self.b.select(condition, self.b.splat(yes, lanes), self.b.splat(no, lanes))
+
+    def _apply(self, node: Apply, scope: Scope) -> Value:
+        operands = [self.value(operand, scope) for operand in node.operands]
+        dtype = operands[0].dtype
+        if dtype.is_half:  # computed in f32; what is no comparison is rounded back
+            made = self.apply(node.operation, [self.b.convert(operand, f32) for operand in operands])
+            return made if OPERATIONS[node.operation].result == "bool" else self.b.convert(made, dtype)
+        return self.apply(node.operation, operands)
+
+    def apply(self, operation: str, operands: list[Value]) -> Value:
+        function = FUNCTIONS.get(operation)
+        if function is not None:
+            return function(self.b, *operands)
+        method = getattr(self.b, operation, None)
+        if method is None:
+            raise Unsupported(f"the operation {operation} in native code")
+        return method(*operands)
+
+    # ---- memory
+
+    def _load(self, node: Load, scope: Scope) -> Value:
+        base = self.buffers[node.buffer]
+        offset = linear(node.index, node.buffer.strides)
+        dtype = node.dtype
+        vector = scope.vector
+        step = None if vector is None else coefficient_of(offset, vector.axis)
+        if vector is None or (step is not None and not step.terms and step.constant == 0):
+            return self._load_one(dtype, base, offset, scope)
+        if step is None:
+            offsets = self.offsets(offset, scope)
+            return self.b.gather(dtype, base, offsets, mask=scope.mask)
+        start = self.scalar_index(offset, scope)
+        stride = self.scalar_index(step, scope)
+        lanes, ways = vector.lanes, vector.ways
+        if step.constant == 1 and not step.terms:
+            return self.b.load(dtype, base, start, lanes, ways, mask=scope.mask)
+        return self.b.load_strided(dtype, base, start, stride, lanes, ways, mask=scope.mask)
+
+    def _load_one(self, dtype: DType, base: Value, offset: Index, scope: Scope) -> Value:
+        """One element for all lanes; if no lane counts, its address may be bad."""
+        if scope.mask is None:
+            return self.b.load(dtype, base, self.scalar_index(offset, scope))
+        nothing = self.constant(False if dtype is b8 else 0, dtype)
+        with self.b.if_(self.b.any(scope.mask), (nothing,)) as branch:
+            branch.give(self.b.load(dtype, base, self.scalar_index(offset, scope.inner())))
+        return branch.results[0]
+
+    def offsets(self, offset: Index, scope: Scope) -> Value:
+        """Element offsets, lane by lane, all positions in lanes."""
+        value = self.index(offset, scope)
+        return self.spread(value, scope)
+
+    def store(self, buffer: Buffer, place: tuple[Index, ...], node: Expr, scope: Scope) -> None:
+        base = self.buffers[buffer]
+        offset = linear(place, buffer.strides)
+        vector = scope.vector
+        if vector is None:
+            self.b.store(self.value(node, scope), base, self.scalar_index(offset, scope))
+            return
+        step = coefficient_of(offset, vector.axis)
+        value = self.lanes(node, scope)
+        if step is None:
+            self.b.scatter(value, base, self.offsets(offset, scope), mask=scope.mask)
+            return
+        start = self.scalar_index(offset, scope)
+        if not step.terms and step.constant == 1:
+            self.b.store(value, base, start, mask=scope.mask)
+        else:
+            self.b.store_strided(value, base, start, self.scalar_index(step, scope), mask=scope.mask)
+
+    # ---- conditions
+
+    def _guarded(self, node: Guarded, scope: Scope) -> Value:
+        """Lanes where the condition fails are left alone; a condition for all lanes is a branch."""
+        condition = self.value(node.condition, scope)
+        otherwise = self.value(node.otherwise, scope)
+        if condition.literal is not None:
+            return self.value(node.value, scope) if condition.literal else otherwise
+        if condition.lanes == 1 and condition.ways == 1:
+            shape = node.dtype, scope.varies(node.value)
+            rest = self.spread(otherwise, scope) if shape[1] else otherwise
+            with self.b.if_(condition, (rest,)) as branch:
+                inside = self.value(node.value, scope.inner())
+                branch.give(self.spread(inside, scope) if shape[1] else inside)
+            return branch.results[0]
+        mask = condition if scope.mask is None else self.b.and_(scope.mask, condition)
+        return self._select(condition, self.value(node.value, scope.inner(mask=mask)), otherwise)
+
+    def require(self, condition: Value, scope: Scope) -> None:
+        """Leave the kernel if the condition fails in a lane that counts."""
+        bad = self.b.not_(condition)
+        if scope.mask is not None:
+            bad = self.b.and_(self.spread(bad, scope), scope.mask)
+        with self.b.if_(self.b.any(bad), unlikely=True):
+            self.fail()
+
+    def _checked(self, node: Checked, scope: Scope) -> Value:
+        value = self.b.convert(self.value(node.value, scope), i64)
+        size = self.scalar_index(node.size, scope)
+        low = self.b.neg(size) if node.wrap else self.b.constant(i64, 0)
+        inside = self.b.and_(self.b.ge(value, low), self.b.lt(value, size))
+        self.require(inside, scope)
+        return self.b.select(self.b.lt(value, 0), self.b.add(value, size), value) if node.wrap else value
+
+    # ---- indices
+
+    def scalar_index(self, value: Index, scope: Scope) -> Value:
+        """An index as an i64; the axis in lanes counts as where the lanes start."""
+        key = ("scalar", value)
+        found = scope.find(key)
+        if found is None:
+            found = scope.known[key] = self._polynomial(value, scope, i64, vector=False)
+        return found
+
+    def index(self, value: Index, scope: Scope) -> Value:
+        """An index as i64, lane by lane where it varies."""
+        if scope.vector is None or scope.vector.axis not in free_axes(value):
+            return self.scalar_index(value, scope)
+        key = ("lanes", value)
+        found = scope.find(key)
+        if found is None:
+            narrow = i32 if _fits_i32(value) else i64
+            made = self._polynomial(value, scope, narrow, vector=True)
+            found = scope.known[key] = self.b.convert(made, i64)
+        return found
+
+    def _polynomial(self, value: Index, scope: Scope, dtype: DType, *, vector: bool) -> Value:
+        result = self.b.constant(dtype, value.constant)
+        for coefficient, monomial in value.terms:
+            term = self.b.constant(dtype, coefficient)
+            for atom in monomial:
+                term = self.b.mul(term, self._atom(atom, scope, dtype, vector=vector))
+            result = self.b.add(result, term)
+        return result
+
+    def _atom(self, atom: Atom, scope: Scope, dtype: DType, *, vector: bool) -> Value:
+        key = ("atom", atom, dtype.name, vector)
+        found = scope.find(key)
+        if found is None:
+            found = scope.known[key] = self._compute_atom(atom, scope, dtype, vector=vector)
+        return found
+
+    def _compute_atom(self, atom: Atom, scope: Scope, dtype: DType, *, vector: bool) -> Value:
+        def part(value: Index) -> Value:
+            return self._polynomial(value, scope, dtype, vector=vector)
+
+        match atom:
+            case Axis():
+                return self._axis(atom, scope, dtype, vector=vector)
+            case Size():
+                return self.b.convert(self.sizes[atom], dtype)
+            case FloorDiv(dividend=a, divisor=c):
+                return self.b.floordiv(part(a), part(c))
+            case Mod(dividend=a, divisor=c):
+                return self.b.floormod(part(a), part(c))
+            case Least(left=a, right=c):
+                return self.b.minimum(part(a), part(c))
+            case Most(left=a, right=c):
+                return self.b.maximum(part(a), part(c))
+            case Data(value=expression):
+                return self.b.convert(self.value(expression, scope), dtype)
+        raise Unsupported(f"{type(atom).__name__} in an index of native code")
+
+    def _axis(self, axis: Axis, scope: Scope, dtype: DType, *, vector: bool) -> Value:
+        start = self.b.convert(scope.position(axis), dtype)
+        if not vector or scope.vector is None or axis is not scope.vector.axis:
+            return start
+        return self.b.add(start, self.b.lane_numbers(dtype, scope.vector.lanes, scope.vector.ways))
+
+    # ---- random numbers
+
+    def _random(self, node: Random, scope: Scope) -> Value:
+        """Philox 4x32-10, word for word as `oracle.philox` says."""
+        key = ("words", node.seed, node.stream, node.counter)
+        words = scope.find(key)
+        if words is None:
+            words = scope.known[key] = self._philox(node, scope)  # type: ignore[assignment]
+        first, second = words  # type: ignore[misc]
+        b = self.b
+        if node.draw == "bits":
+            return b.bits(first, i32)
+        uniform = self._unit(first)
+        if node.draw == "uniform":
+            return uniform
+        radius = b.sqrt(b.mul(FUNCTIONS["log"](b, b.sub(1.0, uniform)), -2.0))
+        return b.mul(radius, FUNCTIONS["cos"](b, b.mul(self._unit(second), 6.283185307179586)))
+
+    def _unit(self, word: Value) -> Value:
+        return self.b.mul(self.b.convert(self.b.bits(self.b.shr_logical(word, 8), i32), f32), 2.0**-24)
+
+    def _philox(self, node: Random, scope: Scope) -> tuple[Value, Value]:
+        b = self.b
+        seed = self.value(node.seed, scope)
+        counter = self.index(node.counter, scope)
+        low = lambda wide: b.bits(b.convert(wide, i32), u32)
+        high = lambda wide: b.bits(b.convert(b.shr_logical(wide, 32), i32), u32)
+        k0, k1 = low(seed), high(seed)
+        c0, c1 = low(counter), high(counter)
+        c2, c3 = b.constant(u32, node.stream), b.constant(u32, 0)
+        for _ in range(10):
+            left, right = self._wide_product(c0, 0xD2511F53), self._wide_product(c2, 0xCD9E8D57)
+            c0, c1, c2, c3 = (
+                b.xor(b.xor(right[1], c1), k0),
+                right[0],
+                b.xor(b.xor(left[1], c3), k1),
+                left[0],
+            )
+            k0, k1 = b.add(k0, 0x9E3779B9), b.add(k1, 0xBB67AE85)
+        return c0, c1
+
+    def _wide_product(self, a: Value, factor: int) -> tuple[Value, Value]:
+        """Both halves of a product of 32 bits by 32 bits."""
+        b = self.b
+        wide = b.mul(b.convert(a, u64), factor)
+        return b.convert(wide, u32), b.convert(b.shr_logical(wide, 32), u32)
+
+
+def _fits_i32(value: Index) -> bool:
+    """Whether the index and all that it is made of stays within 32 bits."""
+    low, high = bounds(value)
+    if low is None or high is None or low < -I32_MOST or high > I32_MOST:
+        return False
+    for coefficient, monomial in value.terms:
+        reach = abs(coefficient)
+        for atom in monomial:
+            if isinstance(atom, Data) or not all(_fits_i32(part) for part in parts(atom)):
+                return False
+            low, high = bounds(Index(0, ((1, (atom,)),)))
+            if low is None or high is None:
+                return False
+            reach *= max(abs(low), abs(high))
+        if reach > I32_MOST:
+            return False
+    return True

@@ -1,0 +1,90 @@
+"""Running results along an axis, one element after the other, with the state in registers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ferrite.loops.dtypes import DType, f32, f64, i64
+from ferrite.loops.nodes import Scan
+from ferrite.loops.shapes import linear
+from ferrite.native.builder import Builder, Value
+from ferrite.native.math import FUNCTIONS
+from ferrite.native.reduce import Reducer
+from ferrite.native.scope import Scope
+
+State = tuple[Value, ...]
+
+
+def emit_scan(evaluator: Reducer, scan: Scan, scope: Scope) -> None:
+    """Sums and products of floats run in f64, as eager's."""
+    b = evaluator.b
+    dtype = scan.value.dtype
+    start, step = _STEPS[scan.operation]
+    evaluator.hoist([scan.value], scan.axis, scope)
+    with b.loop(0, evaluator.scalar_index(scan.axis.extent, scope), 1, start(b, dtype)) as loop:
+        inner = scope.inner(axes={scan.axis: loop.index})
+        state = step(b, tuple(loop.carried), evaluator.value(scan.value, inner), loop.index)
+        for target, result in zip(scan.targets, state, strict=False):
+            if target is not None:
+                buffer, place = target
+                offset = evaluator.scalar_index(linear(place, buffer.strides), inner)
+                b.store(b.convert(result, buffer.dtype), evaluator.buffers[buffer], offset)
+        loop.next(*state)
+
+
+def _wide(dtype: DType) -> DType:
+    return f64 if dtype.is_float else dtype
+
+
+def _running(operation: str, first: int) -> tuple[Callable[..., State], Callable[..., State]]:
+    def start(b: Builder, dtype: DType) -> State:
+        return (b.constant(_wide(dtype), float(first) if dtype.is_float else first),)
+
+    def step(b: Builder, state: State, value: Value, position: Value) -> State:
+        return (getattr(b, operation)(state[0], b.convert(value, state[0].dtype)),)
+
+    return start, step
+
+
+def _best(not_worse: str) -> tuple[Callable[..., State], Callable[..., State]]:
+    """The last of equals and the last NaN win; nothing but a NaN takes over from a NaN. The first always does."""
+
+    def start(b: Builder, dtype: DType) -> State:
+        kind = f32 if dtype.is_half else dtype
+        return b.constant(kind, False if kind.is_bool else 0.0 if kind.is_float else 0), b.constant(i64, 0)
+
+    def step(b: Builder, state: State, value: Value, position: Value) -> State:
+        best, place = state
+        value = b.convert(value, best.dtype)
+        better = getattr(b, not_worse)(value, best)
+        if best.dtype.is_float:
+            better = b.or_(better, b.isnan(value))
+        better = b.or_(better, b.eq(position, 0))
+        return b.select(better, value, best), b.select(better, position, place)
+
+    return start, step
+
+
+def _log_sum() -> tuple[Callable[..., State], Callable[..., State]]:
+    """log(exp(a) + exp(b)) = max + log1p(exp(min - max)); of equal infinities the infinity."""
+
+    def start(b: Builder, dtype: DType) -> State:
+        return (b.constant(f64, float("-inf")),)
+
+    def step(b: Builder, state: State, value: Value, position: Value) -> State:
+        value = b.convert(value, f64)
+        most, least = b.maximum(state[0], value), b.minimum(state[0], value)
+        gap = FUNCTIONS["log1p"](b, FUNCTIONS["exp"](b, b.sub(least, most)))
+        equal = b.and_(b.eq(most, least), b.isinf(most))
+        return (b.select(equal, most, b.add(most, gap)),)
+
+    return start, step
+
+
+_STEPS: dict[str, tuple[Callable[..., State], Callable[..., State]]] = {
+    "cumsum": _running("add", 0),
+    "cumprod": _running("mul", 1),
+    "cummax": _best("ge"),
+    "cummin": _best("le"),
+    "logcumsumexp": _log_sum(),
+}

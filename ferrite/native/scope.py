@@ -1,0 +1,74 @@
+"""Where code stands: the loops around it, the values already computed there, the lanes that count.
+
+Scopes form a chain, innermost first. A value is looked up in all of them and kept in the one that computes it; a loop
+body is a scope of its own, so what is computed in it is not seen outside of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ferrite.errors import Malformed
+from ferrite.loops.index import Axis, free_axes
+from ferrite.loops.nodes import Expr
+from ferrite.native.builder import Value
+
+
+@dataclass
+class Lanes:
+    """The axis that runs over vector lanes: lane k of way w stands at `base + w * lanes + k`."""
+
+    axis: Axis
+    base: Value
+    lanes: int
+    ways: int
+
+
+@dataclass
+class Scope:
+    """`mask`: lanes that count, None for all. Outside of them nothing is read, written or checked."""
+
+    parent: Scope | None = None
+    axes: dict[Axis, Value] = field(default_factory=dict)  # scalar positions; of the axis in lanes, where they start
+    vector: Lanes | None = None
+    mask: Value | None = None
+    known: dict[Any, Value] = field(default_factory=dict)
+
+    def inner(self, **changes: Any) -> Scope:
+        """A scope inside this one, with the same lanes unless told otherwise."""
+        return Scope(self, **{"vector": self.vector, "mask": self.mask, **changes})
+
+    def find(self, key: Any) -> Value | None:
+        scope: Scope | None = self
+        while scope is not None:
+            value = scope.known.get(key)
+            if value is not None:
+                return value
+            scope = scope.parent
+        return None
+
+    def position(self, axis: Axis) -> Value:
+        scope: Scope | None = self
+        while scope is not None:
+            value = scope.axes.get(axis)
+            if value is not None:
+                return value
+            scope = scope.parent
+        raise Malformed(f"the axis {axis.name} is not bound here", where="native")
+
+    def binds(self, axes: Iterable[Axis]) -> bool:
+        return all(self._binds(axis) for axis in axes)
+
+    def _binds(self, axis: Axis) -> bool:
+        scope: Scope | None = self
+        while scope is not None:
+            if axis in scope.axes:
+                return True
+            scope = scope.parent
+        return False
+
+    def varies(self, node: Expr) -> bool:
+        """Whether a value differs from lane to lane."""
+        return self.vector is not None and self.vector.axis in free_axes(node)
