@@ -27,7 +27,7 @@ import logging
 import os
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import torch
@@ -52,6 +52,7 @@ from ferrite.graph.decompose import decomposition_table
 from ferrite.graph.eager_only import reason_for_eager
 from ferrite.graph.query import family
 from ferrite.graph.snapshot import restore, take
+from ferrite.graph.whole import kept_whole
 from ferrite.interface import compile_shaped
 from ferrite.options import Options, from_environment, resolve
 from ferrite.passes import reset_applications
@@ -170,16 +171,17 @@ class _Compilation:
         self.options = options
 
     def compile(self, module: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        use_rows = self.options.executor != "eager"
         run_aot = aot_autograd(
             fw_compiler=functools.partial(self._compile_after_autograd, phase="forward"),
             bw_compiler=self._compile_backward,
             inference_compiler=functools.partial(self._compile_after_autograd, phase="inference"),
             partition_fn=self._partition,
-            decompositions=decomposition_table(self.options.decompose, use_rows=self.options.executor != "eager"),
+            decompositions=decomposition_table(self.options.decompose, use_rows=use_rows),
             keep_inference_input_mutations=True,
             pre_grad_passes=self._edit_pre_grad,
         )
-        with torch._functorch.config.patch(unlift_effect_tokens=True):
+        with torch._functorch.config.patch(unlift_effect_tokens=True), kept_whole() if use_rows else nullcontext():
             return run_aot(module, inputs)
 
     def _edit_pre_grad(self, module: GraphModule, inputs: Sequence[Any]) -> GraphModule:

@@ -91,7 +91,10 @@ class HostSizes:
 
 
 def _only_size(extent: Index) -> Size | None:
+    """The symbol that a size is; one that 8 divides is read as 8*(s0 // 8), and is the symbol all the same."""
     match extent:
         case Index(constant=0, terms=((1, (Size() as atom,)),)):
             return atom
+        case Index(constant=0, terms=((step, (FloorDiv(dividend=whole, divisor=divisor),)),)):
+            return _only_size(whole) if divisor.constant == step and not divisor.terms else None
     return None

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ferrite.errors import Unsupported
-from ferrite.loops.dtypes import DType, b8, f32, i32, i64
+from ferrite.loops.dtypes import DType, b8, f32, i32, i64, u8
 from ferrite.loops.index import (
     Atom,
     Axis,
@@ -93,7 +93,8 @@ class Evaluator:
             case Cast(kind=dtype, value=inner):
                 return self.b.convert(self.value(inner, scope), dtype)
             case Bits(kind=dtype, value=inner):
-                return self.b.bits(self.value(inner, scope), dtype)
+                given = self.value(inner, scope)  # a truth value is a byte in memory, but not in registers
+                return self.b.bits(self.b.convert(given, u8) if given.dtype is b8 else given, dtype)
             case Apply():
                 return self._apply(node, scope)
             case Select(condition=condition, yes=yes, no=no):
@@ -200,11 +201,11 @@ class Evaluator:
         if condition.literal is not None:
             return self.value(node.value, scope) if condition.literal else otherwise
         if condition.lanes == 1 and condition.ways == 1:
-            shape = node.dtype, scope.varies(node.value)
-            rest = self.spread(otherwise, scope) if shape[1] else otherwise
+            varies = scope.varies(node.value) or scope.varies(node.otherwise)
+            rest = self.spread(otherwise, scope) if varies else otherwise
             with self.b.if_(condition, (rest,)) as branch:
                 inside = self.value(node.value, scope.inner())
-                branch.give(self.spread(inside, scope) if shape[1] else inside)
+                branch.give(self.spread(inside, scope) if varies else inside)
             return branch.results[0]
         mask = condition if scope.mask is None else self.b.and_(scope.mask, condition)
         return self._select(condition, self.value(node.value, scope.inner(mask=mask)), otherwise)

@@ -142,3 +142,10 @@ def test_library_ops_are_named() -> None:
     assert "linear algebra" in (library_of("aten.linalg_inv_ex.default") or "")
     assert library_of("aten.linalg_vector_norm.default") is None
     assert library_of("aten.add.Tensor") is None
+
+
+def test_a_size_that_is_known_to_be_even_is_found_on_the_host() -> None:
+    compiled = torch.compile(lambda x: x.reshape(2, -1) * 2, backend="ferrite", dynamic=True, options=OPTIONS)
+    for size in (8, 12, 6):
+        x = torch.randn(size)
+        assert torch.equal(compiled(x), x.reshape(2, -1) * 2)
