@@ -33,7 +33,6 @@ from ferrite.lower.host_sizes import HostSizes
 from ferrite.lower.kernels import kernel_of
 from ferrite.lower.library import library_of
 from ferrite.lower.policy import Cost, cost_of
-from ferrite.lower.rows import row_of
 from ferrite.lower.sizes import Sizes
 from ferrite.lower.table import Row
 from ferrite.lower.value import (
@@ -274,7 +273,7 @@ class _OneGraph:
 
     def _lowered(self, node: Node) -> bool:
         """Lower the node if there is a way to."""
-        row = row_of(node.target)
+        row = _row_of(node.target)
         if row is not None:
             self.values[node] = self._by_row(node, row)
             return True
@@ -577,6 +576,13 @@ def _draw_seeds(name: str, count: int) -> Call:
 
 
 # ---- nodes
+
+
+def _row_of(op: Any) -> Row | None:
+    """The table is filled when the first graph asks for it: it takes a tenth of a second."""
+    from ferrite.lower.rows import row_of
+
+    return row_of(op)
 
 
 def _last_readers(module: GraphModule) -> dict[Node, int]:
