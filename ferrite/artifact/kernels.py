@@ -14,7 +14,6 @@ import numpy
 import torch
 
 from ferrite.errors import ToolFailed
-from ferrite.loops import oracle
 from ferrite.loops.index import Atom, evaluate, product
 from ferrite.loops.nodes import Buffer, Program
 
@@ -93,6 +92,8 @@ def openmp() -> dict[str, int]:
 
 def oracle_kernel(program: Program) -> Kernel:
     """A kernel that NumPy runs, plainly and slowly: the reference for every other way to run it."""
+    from ferrite.loops import oracle  # only graphs with kernels need it
+
     names = [parameter.buffer.name for parameter in program.parameters]
     size_names = [size.name for size in program.sizes]
 

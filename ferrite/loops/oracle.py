@@ -6,12 +6,7 @@ outside broadcast into it as they are. Boxes too large for memory are cut along 
 depend on one another run one point at a time. A program that breaks its contract (a load outside its buffer, two points
 that store different values to one element, an integer division by zero) raises `Malformed` instead of reading rubbish.
 
-    arrays   f64, f32, f16, i64..i8, u8, b8: the NumPy type of that name; bf16: its bits as uint16
-    values   the same, but both halves are float32 that hold a half: every operation computes in f32 and rounds
-    f32      functions without an exact IEEE result are computed in f64 and rounded once
-    sums     of halves and f32 are taken in f64, of f64 in long double, rounded once; integers wrap
-
-Where eager has no one answer (the sign of min(0.0, -0.0) depends on how far a vector loop came) the first operand wins.
+`oracle_values.py` says what a value is and does scalar operations, `oracle_reduce.py` reductions and scans.
 """
 
 from __future__ import annotations
@@ -20,15 +15,13 @@ import builtins
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from fractions import Fraction
 from functools import reduce
 from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ferrite.errors import Malformed
-from ferrite.loops.dtypes import DType, b8, bf16, f16, f32, f64, i8, i16, i32, i64, u8
+from ferrite.loops.dtypes import DType
 from ferrite.loops.index import Axis, Data, FloorDiv, Index, Least, Most, Node, Size, atoms, free_atoms, of_atom, parts
 from ferrite.loops.nodes import (
     Accumulate,
@@ -53,9 +46,20 @@ from ferrite.loops.nodes import (
     Statement,
     Store,
 )
-from ferrite.loops.special import IN_DOUBLE
+from ferrite.loops.oracle_reduce import REDUCE, SCAN
+from ferrite.loops.oracle_values import (
+    INTEGER_DIVISIONS,
+    STORAGE,
+    Array,
+    bits,
+    cast,
+    from_storage,
+    operate,
+    rounded,
+    to_storage,
+    value_type,
+)
 
-Array: TypeAlias = NDArray[Any]
 Ranges: TypeAlias = "tuple[tuple[int, int], ...]"  # [start, stop) of each axis of a box
 
 BOX_LIMIT = 2**22  # elements of one array, if that can be helped
@@ -74,20 +78,7 @@ def run(program: Program, sizes: Mapping[str, int], arrays: Mapping[str, Array],
             _run_nest(nest, memory)
 
 
-# ---- memory and element types
-
-STORAGE: dict[DType, np.dtype[Any]] = {
-    f64: np.dtype(np.float64),
-    f32: np.dtype(np.float32),
-    f16: np.dtype(np.float16),
-    bf16: np.dtype(np.uint16),
-    i64: np.dtype(np.int64),
-    i32: np.dtype(np.int32),
-    i16: np.dtype(np.int16),
-    i8: np.dtype(np.int8),
-    u8: np.dtype(np.uint8),
-    b8: np.dtype(np.bool_),
-}
+# ---- memory
 
 
 @dataclass(frozen=True)
@@ -124,59 +115,8 @@ def _given(buffer: Buffer, array: Array, shape: tuple[int, ...]) -> Array:
 def _unwritten(dtype: DType, shape: tuple[int, ...]) -> Array:
     """Memory whose values show when they are read before they are written."""
     if dtype.is_float:
-        return _to_storage(np.full(shape, np.nan, _value_type(dtype)), dtype)
+        return to_storage(np.full(shape, np.nan, value_type(dtype)), dtype)
     return np.full(shape, np.iinfo(STORAGE[dtype]).min + 77 if dtype.is_int else True, STORAGE[dtype])
-
-
-def _value_type(dtype: DType) -> np.dtype[Any]:
-    return STORAGE[f32] if dtype.is_half else STORAGE[dtype]
-
-
-def _from_storage(array: Array, dtype: DType) -> Array:
-    if dtype is bf16:
-        return (array.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    return np.asarray(array, _value_type(dtype))
-
-
-def _to_storage(value: Array, dtype: DType) -> Array:
-    """A value as it lies in memory. For bf16: the nearest, ties to even, by carrying into the kept bits."""
-    if dtype is not bf16:
-        return np.asarray(value, STORAGE[dtype])
-    bits = np.ascontiguousarray(value, np.float32).reshape(np.shape(value)).view(np.uint32)
-    nearest = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
-    quiet = (bits >> np.uint32(16)) | np.uint32(0x40)
-    return np.where(np.isnan(value), quiet, nearest).astype(np.uint16)
-
-
-def _rounded(value: Array, dtype: DType) -> Array:
-    """A float of more precision as the nearest value of the dtype; halves by way of f32, as C++ converts them."""
-    value = np.asarray(value, _value_type(dtype))
-    return _from_storage(_to_storage(value, dtype), dtype) if dtype.is_half else value
-
-
-def _cast(value: Array, source: DType, target: DType) -> Array:
-    """To b8: != 0. To a float: rounded. From a float to an integer: truncated. Between integers: wraps."""
-    if target is b8:
-        return np.asarray(value != 0)
-    if target.is_float:
-        return _rounded(value, target)
-    if source.is_float:
-        # What the CPU gives when it does not fit, as eager compiles it: u8 by way of i64, i8 and i16 by way of i32.
-        value = _truncated(value, i64 if target in (i64, u8) else i32)
-    return value.astype(STORAGE[target])
-
-
-def _truncated(value: Array, target: DType) -> Array:
-    """Towards zero; NaN and what does not fit become the least integer, as x86 does."""
-    least = -(2.0 ** (target.bits - 1))
-    whole = np.trunc(value.astype(np.float64))
-    fits = (whole >= least) & (whole < -least)
-    return np.where(fits, whole, least).astype(STORAGE[target])
-
-
-def _bits(value: Array, source: DType, target: DType) -> Array:
-    stored = np.ascontiguousarray(_to_storage(value, source)).reshape(value.shape)
-    return _from_storage(stored.view(STORAGE[target]), target)
 
 
 # ---- boxes
@@ -311,14 +251,14 @@ class _Scope:
         match node:
             case Const(value=value, kind=kind):
                 if kind.is_float:
-                    return _rounded(np.asarray(value, np.float64), kind)
+                    return rounded(np.asarray(value, np.float64), kind)
                 return np.asarray(value).astype(STORAGE[kind])
             case Load(buffer=buffer, index=index):
                 return self._load(buffer, index)
             case Cast(kind=kind, value=value):
-                return _cast(self.value(value), value.dtype, kind)
+                return cast(self.value(value), value.dtype, kind)
             case Bits(kind=kind, value=value):
-                return _bits(self.value(value), value.dtype, kind)
+                return bits(self.value(value), value.dtype, kind)
             case Apply(operation=operation, operands=operands):
                 return self._apply(operation, operands)
             case Select(condition=condition, yes=yes, no=no):
@@ -347,15 +287,15 @@ class _Scope:
         places = _places(self, buffer, index)
         if array.size == 0:  # nothing to read, and `places` has made sure that nobody does
             shape = np.broadcast_shapes(*(place.shape for place in places))
-            return np.zeros(shape, _value_type(buffer.dtype))
-        return _from_storage(array[places], buffer.dtype)
+            return np.zeros(shape, value_type(buffer.dtype))
+        return from_storage(array[places], buffer.dtype)
 
     def _apply(self, operation: str, operands: tuple[Expr, ...]) -> Array:
         values = [self.value(operand) for operand in operands]
         dtype = operands[0].dtype
         if dtype.is_int and operation in INTEGER_DIVISIONS and self.any_active(values[1] == 0):
             raise Malformed(f"{operation} by zero", where="oracle")
-        return _operate(operation, dtype, *values)
+        return operate(operation, dtype, *values)
 
     def _guarded(self, condition: Expr, holds: Array) -> _Scope:
         inner = self.guards.get(condition)
@@ -457,7 +397,7 @@ def _store(scope: _Scope, buffer: Buffer, index: tuple[Index, ...], value: Array
     if value.size == 0:
         return
     array, places = _at_each_point(scope, buffer, index)
-    stored = _to_storage(value, buffer.dtype)
+    stored = to_storage(value, buffer.dtype)
     if any(isinstance(atom, Data) for part in index for atom in free_atoms(part)):
         # Through data points may meet: one after the other, the last one stays.
         array[tuple(np.broadcast_to(place, scope.shape).ravel() for place in places)] = stored.ravel()
@@ -494,8 +434,8 @@ def _accumulate(scope: _Scope, operation: str, buffer: Buffer, index: tuple[Inde
         return
     for meeting in _meetings(np.ravel_multi_index(places, array.shape)):
         where = tuple(place[meeting] for place in places)
-        before = _from_storage(array[where], buffer.dtype)
-        array[where] = _to_storage(_operate(operation, buffer.dtype, before, value[meeting]), buffer.dtype)
+        before = from_storage(array[where], buffer.dtype)
+        array[where] = to_storage(operate(operation, buffer.dtype, before, value[meeting]), buffer.dtype)
 
 
 def _meetings(places: Array) -> Iterator[Array]:
@@ -674,168 +614,12 @@ def _points_are_independent(nest: Nest) -> bool:
     return True
 
 
-# ---- scalar operations
-
-INTEGER_DIVISIONS = ("floordiv", "truncdiv", "floormod", "truncmod")
-
-
-def _operate(operation: str, dtype: DType, *operands: Array) -> Array:
-    """One operation of the table on operands of one dtype; a float result is rounded to it."""
-    if operation in BY_DTYPE:
-        return np.asarray(BY_DTYPE[operation](dtype, *operands))
-    if operation in EXACT:
-        result = np.asarray(EXACT[operation](*operands))
-    else:
-        result = np.asarray(IN_DOUBLE[operation](*(operand.astype(np.float64) for operand in operands)))
-    return result if result.dtype == np.bool_ or not dtype.is_float else _rounded(result, dtype)
-
-
-def _minimum(a: Array, b: Array) -> Array:
-    return np.where((a <= b) | (a != a), a, b)
-
-
-def _maximum(a: Array, b: Array) -> Array:
-    return np.where((a >= b) | (a != a), a, b)
-
-
-def _fmin(a: Array, b: Array) -> Array:
-    return np.where((a <= b) | (b != b), a, b)
-
-
-def _fmax(a: Array, b: Array) -> Array:
-    return np.where((a >= b) | (b != b), a, b)
-
-
-def _truncdiv(a: Array, b: Array) -> Array:
-    """One more than the floor where that was rounded down past zero."""
-    floor = np.floor_divide(a, b)
-    return np.asarray(floor + ((np.remainder(a, b) != 0) & ((a < 0) != (b < 0))).astype(a.dtype))
-
-
-def _popcount(a: Array) -> Array:
-    each_byte = np.unpackbits(np.ascontiguousarray(a).view(np.uint8).reshape(*a.shape, -1), axis=-1)
-    return np.asarray(each_byte.sum(axis=-1), a.dtype)
-
-
-def _shl(dtype: DType, a: Array, b: Array) -> Array:
-    inside = (b >= 0) & (b < dtype.bits)
-    return np.where(inside, np.left_shift(a, np.where(inside, b, 0).astype(a.dtype)), np.zeros((), a.dtype))
-
-
-def _shr(dtype: DType, a: Array, b: Array) -> Array:
-    inside = (b >= 0) & (b < dtype.bits)
-    sign = np.where(a < 0, -1, 0).astype(a.dtype)
-    return np.where(inside, np.right_shift(a, np.where(inside, b, 0).astype(a.dtype)), sign)
-
-
-def _pow(dtype: DType, a: Array, b: Array) -> Array:
-    """Of integers: by squaring, which wraps as multiplication does; 1 and -1 are their own inverses."""
-    if dtype.is_float:
-        return _rounded(IN_DOUBLE["pow"](a.astype(np.float64), b.astype(np.float64)), dtype)
-    left, result = np.abs(b.astype(np.int64)).astype(np.uint64), np.ones(np.broadcast_shapes(a.shape, b.shape), a.dtype)
-    power = a
-    while left.any():
-        result = np.where(left & np.uint64(1), result * power, result)
-        left, power = left >> np.uint64(1), power * power
-    return np.where((b < 0) & (a != 1) & (a != -1), np.zeros((), a.dtype), result)
-
-
-def _nextafter(dtype: DType, a: Array, b: Array) -> Array:
-    """For halves: one step of the bit pattern, which counts magnitudes."""
-    if not dtype.is_half:
-        return np.nextafter(a, b)
-    bits = _to_storage(a, dtype).view(np.uint16)
-    away = np.where(np.signbit(a), b < a, b > a)
-    step = np.where(away, bits + np.uint16(1), bits - np.uint16(1))
-    from_zero = np.where(np.signbit(b), np.uint16(0x8001), np.uint16(1))
-    moved = _from_storage(np.where(a == 0, from_zero, step).astype(np.uint16).view(STORAGE[dtype]), dtype)
-    return np.where((a != a) | (b != b), np.float32(np.nan), np.where(a == b, b, moved))
-
-
-def _fma(dtype: DType, a: Array, b: Array, c: Array) -> Array:
-    return _fma_double(a, b, c) if dtype is f64 else _rounded(_fma_single(a, b, c), dtype)
-
-
-def _fma_single(a: Array, b: Array, c: Array) -> Array:
-    """The product is exact in f64. The sum is rounded to odd there, so that rounding to f32 sees what was lost."""
-    product, addend = np.broadcast_arrays(a.astype(np.float64) * b, c.astype(np.float64))
-    total = np.asarray(product + addend)
-    part = total - product
-    lost = (product - (total - part)) + (addend - part)
-    even = (np.ascontiguousarray(total).reshape(total.shape).view(np.int64) & 1) == 0
-    odd = np.nextafter(total, np.where(lost > 0, np.inf, -np.inf))
-    return np.where(np.isfinite(total) & (lost != 0) & even, odd, total).astype(np.float32)
-
-
-def _fma_double(a: Array, b: Array, c: Array) -> Array:
-    def exactly(a: float, b: float, c: float) -> float:
-        if not (math.isfinite(a) and math.isfinite(b) and math.isfinite(c)):
-            return float(np.float64(a) * b + c)
-        exact = Fraction(a) * Fraction(b) + Fraction(c)
-        if not exact:
-            return float(np.float64(a) * b + c)  # for the sign
-        try:
-            return float(exact)
-        except OverflowError:
-            return math.inf if exact > 0 else -math.inf
-
-    return np.asarray(np.frompyfunc(exactly, 3, 1)(a, b, c), np.float64)
-
-
-# Operations with one right answer in every dtype that they know.
-EXACT: dict[str, Callable[..., Any]] = {
-    "add": np.add,
-    "sub": np.subtract,
-    "mul": np.multiply,
-    "div": np.divide,
-    "neg": np.negative,
-    "abs": np.abs,
-    "floordiv": np.floor_divide,
-    "truncdiv": _truncdiv,
-    "floormod": np.remainder,
-    "truncmod": np.fmod,
-    "minimum": _minimum,
-    "maximum": _maximum,
-    "fmin": _fmin,
-    "fmax": _fmax,
-    "copysign": np.copysign,
-    "floor": np.floor,
-    "ceil": np.ceil,
-    "trunc": np.trunc,
-    "round": np.rint,
-    "eq": np.equal,
-    "ne": np.not_equal,
-    "lt": np.less,
-    "le": np.less_equal,
-    "gt": np.greater,
-    "ge": np.greater_equal,
-    "and_": np.bitwise_and,
-    "or_": np.bitwise_or,
-    "xor": np.bitwise_xor,
-    "not_": np.invert,
-    "popcount": _popcount,
-    "signbit": np.signbit,
-    "isnan": np.isnan,
-    "isinf": np.isinf,
-    "sqrt": np.sqrt,
-}
-
-# Operations that have to know the dtype, and round by themselves.
-BY_DTYPE: dict[str, Callable[..., Array]] = {
-    "shl": _shl,
-    "shr": _shr,
-    "pow": _pow,
-    "nextafter": _nextafter,
-    "fma": _fma,
-}
-
-
 # ---- reductions
 
 
 @dataclass(frozen=True)
 class _Body:
-    """What a reduction combines: for each point of the scope outside, the values over `axes` in row-major order."""
+    """The values of an expression over `axes` in row-major order, for each point of the scope outside."""
 
     outside: _Scope
     axes: tuple[Axis, ...]
@@ -846,149 +630,24 @@ class _Body:
         return self.expression.dtype
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        return self.outside.shape
+
+    @property
     def count(self) -> int:
         return math.prod(self.outside.memory.extents(self.axes))
 
+    @property
+    def is_needed(self) -> bool:
+        return self.outside.any_active(np.ones(self.shape, np.bool_))
+
     def chunks(self) -> Iterator[Array]:
-        """Arrays of shape (some of the values, *shape outside), together all values. May be asked for again."""
-        memory, shape = self.outside.memory, self.outside.shape
-        weight = math.prod(shape) * _expression_weight(self.expression, 1, memory)
+        memory = self.outside.memory
+        weight = math.prod(self.shape) * _expression_weight(self.expression, 1, memory)
         for ranges in _pieces(memory.extents(self.axes), weight, memory.box_limit):
-            grids = _grids(self.axes, ranges, len(shape))
-            inside = _Scope(memory, (*_lengths(ranges), *shape), grids, self.outside.active, self.outside)
-            yield inside.full(self.expression).reshape(-1, *shape)
-
-    def total(self, of: Callable[[Array], Array]) -> Array:
-        """The sum of a function of all values, in the accumulation type."""
-        wide = _accumulation_type(self.dtype)
-        result = np.zeros(self.outside.shape, wide)
-        for chunk in self.chunks():
-            result = result + of(chunk.astype(wide)).sum(axis=0, dtype=wide)
-        return result
-
-
-def _accumulation_type(dtype: DType) -> np.dtype[Any]:
-    if dtype.is_float:
-        return np.dtype(np.longdouble if dtype is f64 else np.float64)
-    return STORAGE[dtype]
-
-
-def _narrowed(value: Array, dtype: DType) -> Array:
-    return _rounded(value, dtype) if dtype.is_float else value
-
-
-def _sum(body: _Body) -> dict[str, Array]:
-    return {"value": _narrowed(body.total(lambda chunk: chunk), body.dtype)}
-
-
-def _prod(body: _Body) -> dict[str, Array]:
-    wide = _accumulation_type(body.dtype)
-    result = np.ones(body.outside.shape, wide)
-    for chunk in body.chunks():
-        result = result * chunk.prod(axis=0, dtype=wide)
-    return {"value": _narrowed(result, body.dtype)}
-
-
-def _any(body: _Body) -> dict[str, Array]:
-    result = np.zeros(body.outside.shape, np.bool_)
-    for chunk in body.chunks():
-        result = result | (chunk != 0).any(axis=0)
-    return {"value": result}
-
-
-def _all(body: _Body) -> dict[str, Array]:
-    result = np.ones(body.outside.shape, np.bool_)
-    for chunk in body.chunks():
-        result = result & (chunk != 0).all(axis=0)
-    return {"value": result}
-
-
-def _greatest(body: _Body) -> dict[str, Array]:
-    return _extreme(body, np.argmax, np.greater)
-
-
-def _least(body: _Body) -> dict[str, Array]:
-    return _extreme(body, np.argmin, np.less)
-
-
-def _extreme(body: _Body, find: Callable[..., Array], beats: Callable[..., Array]) -> dict[str, Array]:
-    """The value that beats all others and its position: the first of equals, but any NaN first, as NumPy's argmax."""
-    shape, seen = body.outside.shape, 0
-    value, index = np.zeros(shape, _value_type(body.dtype)), np.zeros(shape, np.int64)
-    for chunk in body.chunks():
-        found = np.expand_dims(np.asarray(find(chunk, axis=0)), 0)
-        candidate = np.take_along_axis(chunk, found, 0)[0]
-        better = beats(candidate, value) | ((candidate != candidate) & (value == value)) if seen else np.True_
-        value, index = np.where(better, candidate, value), np.where(better, found[0] + seen, index)
-        seen += len(chunk)
-    if not seen and body.outside.any_active(np.ones(shape, np.bool_)):
-        raise Malformed("the least or greatest of nothing", where="oracle")
-    return {"value": value, "index": index}
-
-
-def _welford(body: _Body) -> dict[str, Array]:
-    """In two passes: the mean, then the distances from it."""
-    mean = body.total(lambda chunk: chunk) / body.count if body.count else np.zeros(body.outside.shape)
-    m2 = body.total(lambda chunk: (chunk - mean) ** 2)
-    return {"mean": _rounded(mean, body.dtype), "m2": _rounded(m2, body.dtype)}
-
-
-def _softmax(body: _Body) -> dict[str, Array]:
-    """In two passes. If the greatest is infinite or NaN, so that its distance from itself is NaN, the sum is NaN."""
-    if not body.count:
-        nothing = np.zeros(body.outside.shape, _value_type(body.dtype))
-        return {"max": nothing - np.inf, "sum": nothing}
-    greatest = _greatest(body)["value"]
-    return {"max": greatest, "sum": _rounded(body.total(lambda chunk: np.exp(chunk - greatest)), body.dtype)}
-
-
-REDUCE: dict[str, Callable[[_Body], dict[str, Array]]] = {
-    "sum": _sum,
-    "prod": _prod,
-    "min": _least,
-    "max": _greatest,
-    "any": _any,
-    "all": _all,
-    "argmin": _least,
-    "argmax": _greatest,
-    "welford": _welford,
-    "softmax": _softmax,
-}
-
-
-# ---- scans: running results along the first dimension
-
-
-def _cumsum(value: Array, dtype: DType) -> tuple[Array, ...]:
-    return (_narrowed(np.cumsum(value, axis=0, dtype=_accumulation_type(dtype)), dtype),)
-
-
-def _cumprod(value: Array, dtype: DType) -> tuple[Array, ...]:
-    return (_narrowed(np.cumprod(value, axis=0, dtype=_accumulation_type(dtype)), dtype),)
-
-
-def _logcumsumexp(value: Array, dtype: DType) -> tuple[Array, ...]:
-    return (_rounded(np.logaddexp.accumulate(value.astype(_accumulation_type(dtype)), axis=0), dtype),)
-
-
-def _running(value: Array, not_worse: Callable[..., Array]) -> tuple[Array, ...]:
-    """The last of equals and the last NaN win; nothing but a NaN takes over from a NaN."""
-    best, index = value.copy(), np.zeros(value.shape, np.int64)
-    for k in range(1, len(value)):
-        before = best[k - 1]
-        takes_over = (value[k] != value[k]) | not_worse(value[k], before)
-        best[k] = np.where(takes_over, value[k], before)
-        index[k] = np.where(takes_over, k, index[k - 1])
-    return best, index
-
-
-SCAN: dict[str, Callable[[Array, DType], tuple[Array, ...]]] = {
-    "cumsum": _cumsum,
-    "cumprod": _cumprod,
-    "cummax": lambda value, dtype: _running(value, np.greater_equal),
-    "cummin": lambda value, dtype: _running(value, np.less_equal),
-    "logcumsumexp": _logcumsumexp,
-}
+            grids = _grids(self.axes, ranges, len(self.shape))
+            inside = _Scope(memory, (*_lengths(ranges), *self.shape), grids, self.outside.active, self.outside)
+            yield inside.full(self.expression).reshape(-1, *self.shape)
 
 
 # ---- random numbers

@@ -75,7 +75,7 @@ def _sum(x: Any, y: Any, alpha: Number, operation: str) -> Tensor:
             return apply(operation, a, apply("mul", b, factor))
         return apply("fma", b, factor if operation == "add" else apply("neg", factor), a)
 
-    return arithmetic(body, x, y)
+    return arithmetic(body, x, y, common=common)
 
 
 def _alpha_fits(alpha: Number, common: DType) -> None:
@@ -88,8 +88,9 @@ def _alpha_fits(alpha: Number, common: DType) -> None:
 @lowers(aten.mul.Tensor, aten.mul.Scalar)
 def mul(x: Any, y: Any) -> Tensor:
     """x * y; of truth values: and."""
-    operation = "and_" if promote(x, y).is_bool else "mul"
-    return arithmetic(lambda a, b: apply(operation, a, b), x, y, wide_second=True)
+    common = promote(x, y)
+    operation = "and_" if common.is_bool else "mul"
+    return arithmetic(lambda a, b: apply(operation, a, b), x, y, common=common, wide_second=True)
 
 
 # ---- division
@@ -207,7 +208,7 @@ def power_of_scalar(x: Number, y: Tensor) -> Tensor:
 @lowers(aten.pow.Tensor_Scalar)
 def power_scalar(x: Tensor, exponent: Number) -> Tensor:
     """Small whole exponents are products, as in eager's kernel (bf16 rounds between them); a half is a square root.
-    Any other exponent is rounded to the dtype first. Of integers, negative exponents raise in eager."""
+    Any other exponent of floats is rounded to the dtype first. Of integers, negative exponents raise in eager."""
     common = promote(x, exponent)
     if isinstance(exponent, Index):
         return power(x, exponent)
@@ -218,7 +219,7 @@ def power_scalar(x: Tensor, exponent: Number) -> Tensor:
         return Tensor(x.axes, cast(x.body, common))
     if not common.is_float and exponent < 0:
         raise Unsupported("a power of integers with a negative exponent", why="eager raises")
-    if exponent in (2, 3):
+    if exponent in (2, 3) or not common.is_float:
         return arithmetic(lambda v: _product(v, int(exponent)), x, common=common, each_step=common is bf16)
     if exponent == -2:
         return arithmetic(
@@ -233,8 +234,12 @@ def power_scalar(x: Tensor, exponent: Number) -> Tensor:
 
 
 def _product(v: Expr, exponent: int) -> Expr:
-    twice = apply("mul", v, v)
-    return twice if exponent == 2 else apply("mul", twice, v)
+    """v * v * v, for larger exponents by squaring: products of integers may be grouped in any way."""
+    if exponent == 1:
+        return v
+    halfway = _product(v, exponent // 2)
+    even = apply("mul", halfway, halfway)
+    return apply("mul", even, v) if exponent % 2 else even
 
 
 @lowers(aten.square.default)

@@ -272,9 +272,11 @@ def batch_norm_functional(
     *,
     result: Any,
 ) -> Parts:
-    """By the statistics of the batch; the running ones come back moved towards them."""
+    """By the statistics of the batch; the running ones come back moved towards them, or in inference as they
+    were."""
     if not training:
-        raise Unsupported("a functional batch norm by running statistics")
+        made = batch_norm_inference(x, weight, bias, running_mean, running_var, momentum, eps, result=result[:3])
+        return *made, converted(running_mean, result[3].dtype), converted(running_var, result[4].dtype)
     statistics_fit(parameters_fit(x, weight, bias, running_mean, running_var), *result[1:3])
     batch = by_batch(x, weight, bias, eps, result[1].dtype)
     mean = moved(running_mean, batch.mean, momentum, product_in=batch.mean.dtype)

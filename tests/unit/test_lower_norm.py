@@ -125,6 +125,16 @@ def test_batch_norm_of_mixed_floats_is_left_to_eager() -> None:
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES], ids=str)
+def test_functional_batch_norm_by_running_statistics_keeps_them(dtype: torch.dtype) -> None:
+    statistics = torch.rand(4).to(dtype), torch.rand(4).to(dtype)
+
+    def inference(x: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor) -> Any:
+        return torch._native_batch_norm_legit(x, None, None, mean, variance, False, 0.1, 1e-5)
+
+    assert_same(inference, picture(dtype), *statistics, exact=dtype != torch.float32)
+
+
 def test_weight_norm() -> None:
     v, g = torch.randn(3, 4), torch.rand(3, 1)
     assert_same(lambda v, g: aten._weight_norm_interface(v, g, 0), v, g, exact=False)

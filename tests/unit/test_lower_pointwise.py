@@ -72,6 +72,13 @@ def test_division_by_zero_raises_as_in_eager(function: Callable[..., Any]) -> No
     assert function(x[:0], y[:0]).shape == ours(x[:0], y[:0]).shape
 
 
+def test_a_divisor_that_is_a_size() -> None:
+    ours = compiled(lambda x, y: x // y.shape[0], dynamic=True)
+    x = torch.arange(8)
+    assert torch.equal(ours(x, torch.zeros(3)), x // 3)
+    assert torch.equal(ours(x, torch.zeros(4)), x // 4)
+
+
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int8, torch.uint8], ids=str)
 def test_powers_of_integers(dtype: torch.dtype) -> None:
     low = 0 if dtype is torch.uint8 else -4
@@ -264,10 +271,11 @@ def test_glu_over_any_dimension(dim: int) -> None:
 
 def test_one_kernel_serves_many_sizes() -> None:
     def function(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return x // y, torch.lerp(x.float(), y.float(), 0.3), x**3, functional.silu(x.bfloat16())
+        gated = functional.glu(x.float())
+        return x // y, torch.lerp(x.float(), y.float(), 0.3), x**3, gated, aten.glu_backward(gated, x.float(), 1)
 
     ours = compiled(function, dynamic=True)
-    for sizes in ((4, 6), (8, 2), (1, 10), (0, 3)):
+    for sizes in ((4, 6), (8, 2), (1, 10), (0, 4)):
         x, y = torch.randint(-9, 9, sizes), torch.randint(1, 9, sizes[1:])
         torch.testing.assert_close(ours(x, y), function(x, y), check_stride=True)
         assert fallbacks() == set()

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ferrite.artifact.kernels import openmp
-from ferrite.loops import oracle
+from ferrite.loops import oracle, oracle_values
 from ferrite.loops.index import evaluate, free_sizes
 from ferrite.loops.nodes import Buffer, Program
 from ferrite.loops.text import parse_program
@@ -51,7 +51,7 @@ def extents(buffer: Buffer, sizes: dict[str, int]) -> tuple[list[int], list[int]
 def memory(buffer: Buffer, sizes: dict[str, int]) -> Any:
     """An array laid out as the buffer says."""
     shape, strides = extents(buffer, sizes)
-    kind = oracle.STORAGE[buffer.dtype]
+    kind = oracle_values.STORAGE[buffer.dtype]
     reach = 1 + sum(max(n - 1, 0) * s for n, s in zip(shape, strides, strict=True))
     flat = np.zeros(max(reach, 1), kind)
     return np.lib.stride_tricks.as_strided(flat, shape, [s * kind.itemsize for s in strides])

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ferrite.errors import Malformed
-from ferrite.loops import oracle
+from ferrite.loops import oracle, oracle_values
 from ferrite.loops.dtypes import DTYPES, DType, b8, bf16, f16, f32, f64, i8, i16, i32, i64, u8
 from ferrite.loops.index import Axis, Index, constant, data, evaluate, index, of_atom, size
 from ferrite.loops.nodes import (
@@ -304,7 +304,7 @@ def operands_of(name: str, dtype: DType) -> tuple[torch.Tensor, ...]:
     if OPERATIONS[name].arity == 1:
         return (special(dtype),)
     left, right = pairs(dtype)
-    if dtype.is_int and name in oracle.INTEGER_DIVISIONS:
+    if dtype.is_int and name in oracle_values.INTEGER_DIVISIONS:
         # Zero is refused; eager's process dies of the least integer over -1.
         keep = (right != 0) & ~((left == torch.iinfo(left.dtype).min) & (right.long() == -1))
         left, right = left[keep].contiguous(), right[keep].contiguous()
@@ -483,7 +483,7 @@ def test_minimum_and_maximum_of_equals_is_the_first() -> None:
         assert_same(operate(name, zero, minus), zero)
 
 
-@pytest.mark.parametrize("name", oracle.INTEGER_DIVISIONS)
+@pytest.mark.parametrize("name", oracle_values.INTEGER_DIVISIONS)
 def test_division_by_zero_is_malformed(name: str) -> None:
     with pytest.raises(Malformed, match="by zero"):
         operate(name, torch.tensor([1, 2]), torch.tensor([1, 0]))
@@ -1143,7 +1143,7 @@ def random_arrays(program: Program, sizes: Mapping[str, int], seed: int) -> dict
     generator = np.random.default_rng(seed)
     arrays = {}
     for one in (parameter.buffer for parameter in program.parameters):
-        kind = oracle.STORAGE[one.dtype]
+        kind = oracle_values.STORAGE[one.dtype]
         shape = tuple(evaluate(extent, {each: sizes[each.name] for each in program.sizes}) for extent in one.sizes)
         noise = np.frombuffer(generator.bytes(math.prod(shape) * kind.itemsize), np.uint8 if one.dtype is b8 else kind)
         arrays[one.name] = (noise % 2 == 1 if one.dtype is b8 else noise.copy()).reshape(shape)

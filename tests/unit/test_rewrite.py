@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ferrite.errors import Malformed
-from ferrite.loops import oracle
+from ferrite.loops import oracle, oracle_values
 from ferrite.loops.check import check_program
 from ferrite.loops.dtypes import DTYPES, b8, bf16, f32, i64
 from ferrite.loops.index import Axis, Index, axis, constant, data, free_axes, of_atom
@@ -68,13 +68,13 @@ def array(buffer: Buffer, shape: tuple[int, ...], rng: np.random.Generator) -> n
     if dtype.is_bool:
         return rng.integers(0, 2, shape).astype(np.bool_)
     if dtype.is_int:
-        limits = np.iinfo(oracle.STORAGE[dtype])
-        odd = rng.choice(np.array([limits.min, limits.max, 0, 1], oracle.STORAGE[dtype]), shape)
+        limits = np.iinfo(oracle_values.STORAGE[dtype])
+        odd = rng.choice(np.array([limits.min, limits.max, 0, 1], oracle_values.STORAGE[dtype]), shape)
         return np.where(rng.random(shape) < 0.2, odd, rng.integers(max(limits.min, -9), 9, shape).astype(odd.dtype))
     odd = rng.choice(np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1e-40, 1e30, 1.0], np.float32), shape)
     values = np.where(rng.random(shape) < 0.3, odd, rng.normal(size=shape) * 3)
     values = np.asarray(values, np.float64 if dtype.bits == 64 else np.float32)
-    return np.asarray(oracle._to_storage(values, dtype))
+    return np.asarray(oracle_values.to_storage(values, dtype))
 
 
 def executed(program: Program, sizes: dict[str, int], seed: int) -> dict[str, np.ndarray]:
@@ -86,8 +86,8 @@ def executed(program: Program, sizes: dict[str, int], seed: int) -> dict[str, np
 def assert_same_bits(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray], program: Program) -> None:
     for parameter in program.parameters:
         buffer = parameter.buffer
-        left = np.asarray(oracle._from_storage(found[buffer.name], buffer.dtype))
-        right = np.asarray(oracle._from_storage(wanted[buffer.name], buffer.dtype))
+        left = np.asarray(oracle_values.from_storage(found[buffer.name], buffer.dtype))
+        right = np.asarray(oracle_values.from_storage(wanted[buffer.name], buffer.dtype))
         equal = (left == right) | ((left != left) & (right != right))
         if buffer.dtype.is_float:
             equal &= (left != left) | (np.signbit(left) == np.signbit(right))
@@ -237,14 +237,14 @@ def test_folded_operations_are_what_the_oracle_computes(draw: st.DataObject) -> 
     if dtype.is_bool:
         number: st.SearchStrategy[bool | int | float] = st.booleans()
     elif dtype.is_int:
-        ends = np.iinfo(oracle.STORAGE[dtype])
+        ends = np.iinfo(oracle_values.STORAGE[dtype])
         number = st.one_of(st.integers(int(ends.min), int(ends.max)), st.integers(max(-9, int(ends.min)), 9))
     else:
         number = st.one_of(st.floats(), st.sampled_from([0.0, -0.0, 1.0, 0.1, 2.5, -3.5, 65520.0, 3.4e38, 1e-45]))
     kinds = [operation for operation in OPERATIONS.values() if dtype.kind in operation.kinds]
     operation = draw.draw(st.sampled_from(kinds))
     operands = tuple(Const(draw.draw(number), dtype) for _ in range(operation.arity))
-    if dtype.is_int and operation.name in oracle.INTEGER_DIVISIONS and operands[1].value == 0:
+    if dtype.is_int and operation.name in oracle_values.INTEGER_DIVISIONS and operands[1].value == 0:
         return
     value: Expr = Apply(operation.name, operands)
     if draw.draw(st.booleans()):
