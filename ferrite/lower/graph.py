@@ -318,9 +318,10 @@ class _OneGraph:
 
     def _by_row(self, node: Node, row: Row) -> Any:
         """The row's value, stored now if it should not be computed again by every reader."""
+        reads_all = torch.Tag.pointwise in node.target.tags
         for argument in node.all_input_nodes:
             if argument.op == "call_function" and isinstance(self.values[argument], _Value):
-                self._store_if_shared(self.values[argument])
+                self._store_if_needed(self.values[argument], reads_all)
         fakes = node.meta["val"]
         several = isinstance(fakes, (tuple, list))
         if not all(_is_plain(fake) for fake in (fakes if several else (fakes,)) if fake is not None):
@@ -418,8 +419,13 @@ class _OneGraph:
 
     # ---- storing
 
-    def _store_if_shared(self, value: _Value) -> None:
-        if value.is_lazy and not value.is_view and value.readers > 1 and value.cost.store_if_shared:
+    def _store_if_needed(self, value: _Value, reads_all: bool) -> None:
+        """Before an op reads a value: is it better computed once, or must it be, because the op may leave out the
+        element that raises?"""
+        if not value.is_lazy:
+            return
+        is_shared = not value.is_view and value.readers > 1 and value.cost.store_if_shared
+        if is_shared or (not reads_all and value.cost.can_raise):
             self._store(value)
 
     def _store(self, *values: _Value) -> None:

@@ -6,6 +6,7 @@ Pointwise values and views stay expressions and are computed again by each reade
   - when it is long (over MAX_OPERATIONS) or reads much (over MAX_READS);
   - when it has several readers and is dear: it reads more than MAX_SHARED_READS elements, or holds a function over
     the reals or a random number;
+  - when it can raise and is read by an op that may not read every element of it: eager checks them all;
   - before anything writes to memory that it reads, if something still reads it afterwards.
 A view of a stored tensor that is needed as a tensor is made by running the view op itself, which keeps aliasing.
 """
@@ -15,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ferrite.loops.nodes import Apply, Expr, Load, Random, Reduce
-from ferrite.loops.rewrite import walk
+from ferrite.loops.rewrite import can_raise, walk
 
 MAX_OPERATIONS = 50
 MAX_READS = 12
@@ -35,6 +36,7 @@ class Cost:
     reads: int
     holds_dear: bool
     holds_reduction: bool
+    can_raise: bool
     buffers: frozenset[str]
 
     @property
@@ -62,4 +64,4 @@ def cost_of(body: Expr) -> Cost:
             holds_reduction = True
         elif isinstance(node, Random):
             holds_dear = True
-    return Cost(operations, reads, holds_dear, holds_reduction, frozenset(buffers))
+    return Cost(operations, reads, holds_dear, holds_reduction, can_raise(body), frozenset(buffers))

@@ -96,6 +96,22 @@ def test_integer_division_raises_as_in_eager() -> None:
         compiled(x, torch.zeros_like(y))
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        pytest.param(lambda x, y: (x // y)[:1] + 1, id="slice"),
+        pytest.param(lambda x, y: (x % y).index_select(0, torch.tensor([0])), id="index_select"),
+        pytest.param(lambda x, y: (x // y).reshape(2, 1)[0] * 2, id="view of a view"),
+    ],
+)
+def test_an_element_that_raises_is_not_left_out(function: Callable[..., Any]) -> None:
+    x, y = torch.tensor([4, 5]), torch.tensor([2, 0])
+    compiled = torch.compile(function, backend="ferrite", options={"executor": "oracle", "strict": True})
+    for call in (function, compiled):
+        with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+            call(x, y)
+
+
 def test_bool_and_uint8_promote_as_in_eager() -> None:
     mask, small, number = (
         torch.tensor([True, False]),
