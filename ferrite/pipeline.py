@@ -10,7 +10,7 @@ is the tuple that the stage's package defines; a stage whose tuple is empty is p
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ferrite.artifact.compiled import CompiledGraph, Facts
@@ -24,7 +24,7 @@ from ferrite.graph.query import family
 from ferrite.graph.snapshot import take
 from ferrite.graph.strides import note_output_strides, restore_output_strides
 from ferrite.graph.values import refresh
-from ferrite.host.plan import plan
+from ferrite.host.plan import plan_all
 from ferrite.loops.check import check_program
 from ferrite.loops.nodes import Program
 from ferrite.loops.passes import LOOP_PASSES
@@ -34,7 +34,7 @@ from ferrite.lower.library import library_of
 from ferrite.native import NATIVE_PASSES
 from ferrite.options import Options
 from ferrite.passes import edit, rewrite
-from ferrite.report.record import Fallback, GraphRecord
+from ferrite.report.record import Decision, Fallback, GraphRecord
 from ferrite.schedule import SCHEDULE_PASSES
 
 if TYPE_CHECKING:
@@ -82,17 +82,15 @@ def compile_graph(
             for op, count in lowered.fallbacks.items()
         ]
     with record.stage("loops"):
-        lowered.kernels = tuple(rewrite_kernel(kernel, options, record) for kernel in lowered.kernels)
+        kernels = tuple(rewrite_kernel(kernel, options, record) for kernel in lowered.kernels)
+        lowered = replace(lowered, kernels=kernels)
     with record.stage("schedule"):
         lowered = rewrite(lowered, "schedule", SCHEDULE_PASSES, options, record)
+        record.decisions += [Decision(c.what, c.subjects, c.taken, c.reason) for c in lowered.choices]
     with record.stage("native"):
         lowered = rewrite(lowered, "native", NATIVE_PASSES, options, record)
     with record.stage("host"):
-        name = f"graph_{graph_id}_{phase}"
-        constants = constant_nodes(lowered.constants)
-        program = plan(
-            name, lowered.inputs, lowered.steps, lowered.result, lowered.functions, constants, lowered.kernels
-        )
+        program = plan_all(lowered, f"graph_{graph_id}_{phase}", constant_nodes(lowered.constants))
         program = rewrite(program, "host", HOST_PASSES, options, record)
         compiled = CompiledGraph(program, lowered.constants, facts_of(module, graph_id, phase, options, record))
         compiled.load()

@@ -23,7 +23,10 @@ from ferrite.graph.names import resolve
 aten = torch.ops.aten
 
 # (op, why it is split)
-DECOMPOSED: tuple[tuple[str, str], ...] = ()
+DECOMPOSED: tuple[tuple[str, str], ...] = (
+    ("aten.tril_indices.default", "two parts, each a formula of the position; roots of whole squares are exact in f64"),
+    ("aten.triu_indices.default", "as tril_indices"),
+)
 
 
 def decomposition_table(further: tuple[str, ...] = (), *, use_rows: bool = False) -> dict[Any, Callable[..., Any]]:
@@ -106,7 +109,26 @@ def _batch_norm_backward(grad: torch.Tensor, x: torch.Tensor, *arguments: Any) -
     return NotImplemented if dense is x else aten.native_batch_norm_backward.default(grad, dense, *arguments)
 
 
+# ---- what PyTorch traces with other strides than eager gives
+
+
+def _max_unpool2d(x: torch.Tensor, indices: torch.Tensor, sizes: Any) -> torch.Tensor:
+    """Eager keeps the memory format of x, which tracing forgets.
+
+    max_unpool2d(x, indices, sizes)  ->  max_unpool2d(contiguous x, indices, sizes) in the format of x
+    """
+    kept = suggest_memory_format(x)
+    if kept is not torch.channels_last:
+        return NotImplemented
+    plain = x.clone(
+        memory_format=torch.contiguous_format
+    )  # one channel is contiguous already, and is cloned all the same
+    made = aten.max_unpool2d.default(plain, indices, sizes)
+    return made.clone(memory_format=kept)
+
+
 OWN: dict[Any, Callable[..., Any]] = {
+    aten.max_unpool2d.default: _max_unpool2d,
     aten.native_layer_norm.default: _in_f32(aten.native_layer_norm.default),
     aten.native_group_norm.default: _in_f32(aten.native_group_norm.default),
     aten.native_group_norm_backward.default: _group_norm_backward_in_f32,

@@ -9,9 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from ferrite.host.lowered import Lowered
 from ferrite.host.nodes import Call, Constant, Free, HostProgram, Input, Launch, Return, Step
 from ferrite.loops.nodes import Program
 from ferrite.syntax import refs
+
+
+def plan_all(lowered: Lowered, name: str, constants: tuple[Constant, ...]) -> HostProgram:
+    """The program of a graph, with everything that it calls."""
+    functions = tuple(plan(body.name, body.inputs, body.steps, body.result) for body in lowered.functions)
+    main = lowered.main
+    return plan(name, main.inputs, main.steps, main.result, functions, constants, lowered.kernels)
 
 
 def plan(

@@ -38,8 +38,13 @@ Expressions
     checked         what is checked is an integer, and the error of a check is the name of a Python exception
     random          draws are "bits" in i32, "uniform" or "normal" in f32; the seed is i64, the stream is not negative
     reduction       a reduction has at least one axis, and gives the result that is taken
-    not empty       a reduction that refuses an empty box never meets one
-    scan targets    a scan has one target for each result, and uses at least one
+    not empty       a reduction that refuses an empty box, and a fold, never meets one: an associative operation need
+                    not have a value to start from
+    fold            a fold combines each of its values into its own dtype, by expressions that hold no other fold, that
+                    nothing can stop with an error (who is combined with whom is not said) and that read nothing which
+                    the scan around them writes
+    argument        an argument stands in the combine of a fold, and has the dtype of the value with its number
+    scan targets    a scan has one target for each result, and uses at least one; so does one of a fold
 
 Note [Bounds]: without run-time sizes, every index must be proven to lie inside by the bounds of its atoms. With them a
 proof may need facts that a program does not carry (s0 is even, s0 is s1 + 2), so an index is refused only if it is
@@ -57,7 +62,7 @@ from __future__ import annotations
 import builtins
 import keyword
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from ferrite.errors import Malformed
@@ -68,6 +73,7 @@ from ferrite.loops.nodes import (
     Accumulate,
     AnyNode,
     Apply,
+    Argument,
     Assert,
     Bits,
     Buffer,
@@ -75,6 +81,8 @@ from ferrite.loops.nodes import (
     Checked,
     Const,
     Expr,
+    Fold,
+    FoldScan,
     Guarded,
     Load,
     Nest,
@@ -89,7 +97,7 @@ from ferrite.loops.nodes import (
     Store,
 )
 from ferrite.loops.operations import ACCUMULATIONS, OPERATIONS, REDUCTIONS, SCANS, Reduction
-from ferrite.loops.rewrite import children
+from ferrite.loops.rewrite import can_raise, children, walk
 from ferrite.loops.text import RANDOM_DTYPES, show
 
 
@@ -100,17 +108,22 @@ def check_program(program: Program, where: str) -> None:
 
 @dataclass(frozen=True)
 class _Scope:
-    """Where an expression stands: the axes around it, and whether it is known to run or trusted to be in bounds."""
+    """Where an expression stands: the axes around it, whether it is known to run or trusted to be in bounds, and the
+    dtypes of the values if it is what a fold combines them with."""
 
     axes: tuple[Axis, ...] = ()
     trusted: bool = False
+    folded: tuple[DType, ...] | None = None
 
     def inside(self, axes: tuple[Axis, ...]) -> _Scope:
         never = any(indices.bounds(axis.extent)[1] == 0 for axis in axes)
-        return _Scope(self.axes + axes, self.trusted or never)
+        return replace(self, axes=self.axes + axes, trusted=self.trusted or never)
 
     def guarded(self) -> _Scope:
-        return _Scope(self.axes, True)
+        return replace(self, trusted=True)
+
+    def combining(self, dtypes: tuple[DType, ...]) -> _Scope:
+        return replace(self, folded=dtypes)
 
     def runs(self) -> bool:
         return all(indices.known_nonnegative(axis.extent - 1) for axis in self.axes)
@@ -240,6 +253,8 @@ class _Checker:
                 self._check_read(buffer)
             case Scan():
                 self._check_scan(statement, scope)
+            case FoldScan():
+                self._check_fold_scan(statement, scope)
             case Assert(condition=condition, error=error):
                 self._check_condition(condition, scope)
                 self._check_error(error)
@@ -260,6 +275,34 @@ class _Checker:
         for target, (_, rule) in zip(scan.targets, row.results, strict=True):
             if target is not None:
                 self._check_write(*target, _Found(_result_dtype(rule, found.dtype), along), inner)
+
+    def _check_fold_scan(self, scan: FoldScan, scope: _Scope) -> None:
+        inner = self._bind((scan.axis,), scope)
+        dtypes, axes = self._check_combine(scan, scope, inner)
+        if len(scan.targets) != len(scan.values) or not any(scan.targets):
+            self._refuse("scan targets", f"a fold of {len(scan.values)} values gives as many results")
+        for target, dtype in zip(scan.targets, dtypes, strict=True):
+            if target is not None:
+                if any(node.buffer is target[0] for e in scan.combine for node in walk(e) if isinstance(node, Load)):
+                    self._refuse("fold", f"the combine reads {target[0].name}, which the scan writes")
+                self._check_write(*target, _Found(dtype, axes | {scan.axis}), inner)
+
+    def _check_combine(
+        self, fold: Fold | FoldScan, scope: _Scope, inner: _Scope
+    ) -> tuple[tuple[DType, ...], frozenset[Axis]]:
+        """The dtypes of what is folded, and the axes that the values and the combine depend on. The combine stands
+        outside of the axes of the fold, in `scope`; the values stand in `inner`."""
+        if scope.folded is not None:
+            self._refuse("fold", "a fold in the combine of another one")
+        found = [self._check_expr(value, inner) for value in fold.values]
+        dtypes = tuple(value.dtype for value in found)
+        made = [self._check_expr(part, scope.combining(dtypes)) for part in fold.combine]
+        if tuple(part.dtype for part in made) != dtypes or not dtypes:
+            kinds = (", ".join(map(str, of)) or "nothing" for of in (dtypes, [part.dtype for part in made]))
+            self._refuse("fold", "{} is combined into {}".format(*kinds))
+        if any(map(can_raise, fold.combine)):
+            self._refuse("fold", "the combine can raise")
+        return dtypes, frozenset().union(*(part.axes for part in (*found, *made)))
 
     def _check_write(self, buffer: Buffer, index: tuple[Index, ...], found: _Found, scope: _Scope) -> None:
         """A store: no two points may meet at one element with different values."""
@@ -306,6 +349,9 @@ class _Checker:
         match node:
             case Reduce(axes=axes, body=body):
                 return [(body, self._bind(axes, scope))]
+            case Fold(axes=axes, values=values):
+                inner = self._bind(axes, scope)
+                return [(value, inner) for value in values]
             case Guarded(condition=condition, value=value, otherwise=otherwise):
                 return [(condition, scope), (value, scope.guarded()), (otherwise, scope)]
             case Require(condition=condition, value=value):
@@ -350,6 +396,10 @@ class _Checker:
                 return self._check_random(node, scope)
             case Reduce():
                 return self._check_reduce(node, scope)
+            case Fold():
+                return self._check_fold(node, scope)
+            case Argument():
+                return self._check_argument(node, scope)
         self._refuse("operation", f"there is no expression {type(node).__name__}")
 
     def _check_constant(self, node: Const) -> None:
@@ -424,6 +474,26 @@ class _Checker:
                 self._refuse("not empty", f"{row.name} over {axis.name}, which may have no steps")
         dtype = _result_dtype(dict(row.results)[node.result], found.dtype)
         return _Found(dtype, found.axes - frozenset(node.axes))
+
+    def _check_fold(self, node: Fold, scope: _Scope) -> _Found:
+        if not node.axes:
+            self._refuse("reduction", "a fold over no axis")
+        dtypes, axes = self._check_combine(node, scope, self._bind(node.axes, scope))
+        if not 0 <= node.result < len(dtypes):
+            self._refuse("reduction", f"a fold of {len(dtypes)} values has no result {node.result}")
+        for axis in node.axes:
+            if self._may_be_below(axis.extent, 1):
+                self._refuse("not empty", f"a fold over {axis.name}, which may have no steps")
+        return _Found(dtypes[node.result], axes - frozenset(node.axes))
+
+    def _check_argument(self, node: Argument, scope: _Scope) -> _Found:
+        """It varies as the values do, which the fold sees to."""
+        known = scope.folded or ()
+        if node.side not in ("left", "right") or not 0 <= node.number < len(known):
+            self._refuse("argument", f"{node.side} {node.number} where {len(known)} values are combined")
+        if known[node.number] is not node.kind:
+            self._refuse("argument", f"{node.side} {node.number} is {known[node.number]}, not {node.kind}")
+        return _Found(node.kind, frozenset())
 
     # ---- indices
 

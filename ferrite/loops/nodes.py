@@ -246,6 +246,46 @@ class Reduce(Expr):
         return _result_dtype(dict(REDUCTIONS[self.operation].results)[self.result], self.body.dtype)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Argument(Expr):
+    """What the combine of a fold is given: running value `number`, of what comes first ("left") or after it ("right").
+
+    text:   a0 and b0 inside of fold(lambda a0, b0: a0 + b0); the lambda names them
+    check:  stands in the combine of a fold, and has the dtype of the value with this number
+    """
+
+    side: str
+    number: int
+    kind: DType
+
+    @property
+    def dtype(self) -> DType:
+        return self.kind
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fold(Expr):
+    """Combine several values over `axes` by expressions, and take one of the results: a reduction without a name.
+
+    `combine` has one expression for each value, over `Argument`s. It is associative, so neighbours may be combined in
+    any grouping; it need not commute, so their order, row-major, is kept. There is no value to start from: one element
+    is its own result, and no elements have none. Two folds that differ only in `result` are computed together.
+
+    text:   fold(lambda a0, a1, b0, b1: (a0 * b0, a1 * b0 + b1))((x[i, k], y[i, k]) for k in box(64))[1]
+    check:  at least one axis, none that may be empty; a result of the dtype of its value for each value; the combine
+            depends on no axis of the fold, holds no other fold and cannot raise
+    """
+
+    combine: tuple[Expr, ...]
+    axes: tuple[Axis, ...]
+    values: tuple[Expr, ...]
+    result: int
+
+    @property
+    def dtype(self) -> DType:
+        return self.values[self.result].dtype
+
+
 def _dtype_of_first(node: Expr) -> DType:
     """The dtype that a node takes over from an operand, looked up once and kept. Without recursion: chains are long."""
     above: list[Expr] = []
@@ -311,6 +351,21 @@ class Scan(Statement):
     axis: Axis
     targets: tuple[tuple[Buffer, tuple[Index, ...]] | None, ...]
     value: Expr
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FoldScan(Statement):
+    """Running results of a fold along `axis`, from 0 upwards; one target for each value, None where unused.
+
+    text:   for k in scan(64):
+                y[i, k], _ = fold(lambda a0, a1, b0, b1: (a0 * b0, a1 * b0 + b1))(x[i, k], w[i, k])
+    check:  as for `Fold`; the combine reads nothing that the scan writes
+    """
+
+    combine: tuple[Expr, ...]
+    axis: Axis
+    targets: tuple[tuple[Buffer, tuple[Index, ...]] | None, ...]
+    values: tuple[Expr, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

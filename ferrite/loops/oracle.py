@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import builtins
 import math
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
@@ -26,6 +27,7 @@ from ferrite.loops.index import Axis, Data, FloorDiv, Index, Least, Most, Node, 
 from ferrite.loops.nodes import (
     Accumulate,
     Apply,
+    Argument,
     Assert,
     Bits,
     Buffer,
@@ -33,6 +35,8 @@ from ferrite.loops.nodes import (
     Checked,
     Const,
     Expr,
+    Fold,
+    FoldScan,
     Guarded,
     Load,
     Nest,
@@ -46,7 +50,7 @@ from ferrite.loops.nodes import (
     Statement,
     Store,
 )
-from ferrite.loops.oracle_reduce import REDUCE, SCAN
+from ferrite.loops.oracle_reduce import REDUCE, SCAN, running
 from ferrite.loops.oracle_values import (
     INTEGER_DIVISIONS,
     STORAGE,
@@ -59,6 +63,7 @@ from ferrite.loops.oracle_values import (
     to_storage,
     value_type,
 )
+from ferrite.loops.rewrite import holds_argument
 
 Ranges: TypeAlias = "tuple[tuple[int, int], ...]"  # [start, stop) of each axis of a box
 
@@ -280,6 +285,8 @@ class _Scope:
                 return _random(draw, self.value(seed), stream, self.index(counter))
             case Reduce():
                 return self._reduce(node)
+            case Fold():
+                return self._fold(node)
         raise Malformed(f"not an expression: {node}", where="oracle")
 
     def _load(self, buffer: Buffer, index: tuple[Index, ...]) -> Array:
@@ -325,6 +332,37 @@ class _Scope:
         found = self._find((*key, node.result))
         assert found is not None
         return found
+
+    def _fold(self, node: Fold) -> Array:
+        """All results are kept, as those of a reduction are."""
+        key = (node.combine, node.axes, node.values)
+        if self._find((*key, node.result)) is None:
+            bodies = [_Body(self, node.axes, value) for value in node.values]
+            for number, value in enumerate(self._folded(node.combine, bodies)):
+                self.known[(*key, number)] = value
+        found = self._find((*key, node.result))
+        assert found is not None
+        return found
+
+    def _folded(self, combine: tuple[Expr, ...], bodies: list[_Body]) -> tuple[Array, ...]:
+        weight = max(body.weight for body in bodies)
+        chunks = zip(*(body.chunks(weight) for body in bodies), strict=True)
+        elements = (element for together in chunks for element in zip(*together, strict=True))
+        last = deque(running(self.combiner(combine), elements), maxlen=1)
+        if not last and bodies[0].is_needed:
+            raise Malformed("a fold of nothing", where="oracle")
+        return last[0] if last else tuple(np.zeros(self.shape, value_type(body.dtype)) for body in bodies)
+
+    def combiner(self, combine: tuple[Expr, ...]) -> Callable[..., tuple[Array, ...]]:
+        """What a fold combines with, as a function of the values on the left and those on the right."""
+        given = [node for node in _everything(combine) if isinstance(node, Argument)]
+
+        def both(left: tuple[Array, ...], right: tuple[Array, ...]) -> tuple[Array, ...]:
+            known: dict[Any, Array] = {node: (left if node.side == "left" else right)[node.number] for node in given}
+            inside = _Scope(self.memory, self.shape, {}, self.active, self, known)
+            return tuple(inside.full(part) for part in combine)
+
+        return both
 
 
 def _places(scope: _Scope, buffer: Buffer, index: tuple[Index, ...]) -> tuple[Array, ...]:
@@ -379,6 +417,13 @@ def _run_statement(statement: Statement, scope: _Scope) -> None:
             for target, result in zip(targets, results, strict=True):
                 if target is not None:
                     _store(inner, *target, result)
+        case FoldScan(combine=combine, targets=targets, values=values):
+            inner = _scan_scope(statement, scope)
+            elements = zip(*(inner.full(value) for value in values), strict=True)
+            steps = [*running(scope.combiner(combine), elements)]
+            for number, target in enumerate(targets):
+                if target is not None and steps:
+                    _store(inner, *target, np.stack([step[number] for step in steps]))
         case Assert(condition=condition, error=error, message=message):
             if not scope.value(condition).all():
                 raise _exception(error)(message)
@@ -386,7 +431,7 @@ def _run_statement(statement: Statement, scope: _Scope) -> None:
             raise Malformed(f"not a statement: {statement}", where="oracle")
 
 
-def _scan_scope(scan: Scan, scope: _Scope) -> _Scope:
+def _scan_scope(scan: Scan | FoldScan, scope: _Scope) -> _Scope:
     """The axis of a scan is a leading dimension, as those of a reduction are; it is never cut."""
     (extent,) = scope.memory.extents((scan.axis,))
     grids = _grids((scan.axis,), ((0, extent),), len(scope.shape))
@@ -464,9 +509,10 @@ def _check_first(nest: Nest, pieces: list[Ranges], memory: _Memory) -> None:
             if isinstance(statement, Assert):
                 _run_statement(statement, scope)
                 continue
-            inner = _scan_scope(statement, scope) if isinstance(statement, Scan) else scope
+            inner = _scan_scope(statement, scope) if isinstance(statement, (Scan, FoldScan)) else scope
             for expression in _expressions(statement):
-                inner.value(expression)
+                if not holds_argument(expression):
+                    inner.value(expression)
 
 
 # ---- looking at programs
@@ -479,6 +525,8 @@ def _expressions(statement: Statement) -> tuple[Expr, ...]:
             return (condition,)
         case Store(value=value) | Accumulate(value=value) | Scan(value=value):
             return (value, *(data for _, index in _writes(statement) for data in _data(index)))
+        case FoldScan(combine=combine, values=values):
+            return (*values, *combine, *(data for _, index in _writes(statement) for data in _data(index)))
     return ()
 
 
@@ -486,7 +534,7 @@ def _writes(statement: Statement) -> tuple[tuple[Buffer, tuple[Index, ...]], ...
     match statement:
         case Store(buffer=buffer, index=index) | Accumulate(buffer=buffer, index=index):
             return ((buffer, index),)
-        case Scan(targets=targets):
+        case Scan(targets=targets) | FoldScan(targets=targets):
             return tuple(target for target in targets if target is not None)
     return ()
 
@@ -500,7 +548,11 @@ def _can_raise(statement: Statement) -> bool:
 
 
 def _all_nodes(statement: Statement) -> list[Expr]:
-    seen = dict.fromkeys(_expressions(statement))
+    return _everything(_expressions(statement))
+
+
+def _everything(roots: tuple[Expr, ...]) -> list[Expr]:
+    seen = dict.fromkeys(roots)
     waiting = list(seen)
     while waiting:
         for node in _children(waiting.pop()):
@@ -516,6 +568,8 @@ def _children(node: Expr) -> tuple[Expr, ...]:
             return (*_operands(node), value)
         case Reduce(body=body):
             return (body,)
+        case Fold(combine=combine, values=values):
+            return (*combine, *values)
         case Load(index=index):
             return _data(index)
         case Position(index=one):
@@ -572,7 +626,7 @@ def _data(index: tuple[Index, ...]) -> tuple[Expr, ...]:
 
 def _weight(statement: Statement, memory: _Memory) -> int:
     """How many elements the largest array inside has for each point of the nest."""
-    start = math.prod(memory.extents((statement.axis,))) if isinstance(statement, Scan) else 1
+    start = math.prod(memory.extents((statement.axis,))) if isinstance(statement, (Scan, FoldScan)) else 1
     return max((_expression_weight(node, start, memory) for node in _expressions(statement)), default=1)
 
 
@@ -583,7 +637,7 @@ def _expression_weight(node: Expr, around: int, memory: _Memory) -> int:
     waiting = [(node, around)]
     while waiting:
         step, factor = waiting.pop()
-        inside = factor * math.prod(memory.extents(step.axes)) if isinstance(step, Reduce) else factor
+        inside = factor * math.prod(memory.extents(step.axes)) if isinstance(step, (Reduce, Fold)) else factor
         largest = max(largest, inside)
         for child in _children(step):
             if (child, inside) not in seen:
@@ -607,7 +661,7 @@ def _points_are_independent(nest: Nest) -> bool:
         accumulates = any(isinstance(statement, Accumulate) for statement in by)
         if not read_at and (len(by) == 1 or not accumulates):
             continue
-        scanned = tuple(statement.axis for statement in by if isinstance(statement, Scan))
+        scanned = tuple(statement.axis for statement in by if isinstance(statement, (Scan, FoldScan)))
         (place, *others) = places | read_at
         if others or not _covers(place, (*nest.axes, *scanned)):
             return False
@@ -641,10 +695,14 @@ class _Body:
     def is_needed(self) -> bool:
         return self.outside.any_active(np.ones(self.shape, np.bool_))
 
-    def chunks(self) -> Iterator[Array]:
+    @property
+    def weight(self) -> int:
+        return math.prod(self.shape) * _expression_weight(self.expression, 1, self.outside.memory)
+
+    def chunks(self, weight: int | None = None) -> Iterator[Array]:
+        """Bodies that go in step are cut alike, by the weight of the heaviest."""
         memory = self.outside.memory
-        weight = math.prod(self.shape) * _expression_weight(self.expression, 1, memory)
-        for ranges in _pieces(memory.extents(self.axes), weight, memory.box_limit):
+        for ranges in _pieces(memory.extents(self.axes), weight or self.weight, memory.box_limit):
             grids = _grids(self.axes, ranges, len(self.shape))
             inside = _Scope(memory, (*_lengths(ranges), *self.shape), grids, self.outside.active, self.outside)
             yield inside.full(self.expression).reshape(-1, *self.shape)

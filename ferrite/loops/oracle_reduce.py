@@ -5,7 +5,7 @@ Sums and products of halves and f32 are taken in f64, of f64 in long double, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 import numpy as np
@@ -161,6 +161,16 @@ def _running(value: Array, not_worse: Callable[..., Array]) -> tuple[Array, ...]
         best[k] = np.where(takes_over, value[k], before)
         index[k] = np.where(takes_over, k, index[k - 1])
     return best, index
+
+
+def running(
+    combine: Callable[..., tuple[Array, ...]], elements: Iterable[tuple[Array, ...]]
+) -> Iterator[tuple[Array, ...]]:
+    """What a fold comes to after each element, from left to right. The first is its own result."""
+    state: tuple[Array, ...] | None = None
+    for element in elements:
+        state = element if state is None else combine(state, element)
+        yield state
 
 
 SCAN: dict[str, Callable[[Array, DType], tuple[Array, ...]]] = {

@@ -184,8 +184,10 @@ def _fma_single(a: Array, b: Array, c: Array) -> Array:
 
 def _fma_double(a: Array, b: Array, c: Array) -> Array:
     def exactly(a: float, b: float, c: float) -> float:
-        if not (math.isfinite(a) and math.isfinite(b) and math.isfinite(c)):
+        if not (math.isfinite(a) and math.isfinite(b)):
             return float(np.float64(a) * b + c)
+        if not math.isfinite(c):
+            return c  # whatever the product is: rounded it might be an infinity of the other sign
         exact = Fraction(a) * Fraction(b) + Fraction(c)
         if not exact:
             return float(np.float64(a) * b + c)  # for the sign

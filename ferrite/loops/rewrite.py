@@ -31,12 +31,15 @@ from ferrite.loops.index import (
 from ferrite.loops.nodes import (
     Accumulate,
     Apply,
+    Argument,
     Assert,
     Bits,
     Buffer,
     Cast,
     Checked,
     Expr,
+    Fold,
+    FoldScan,
     Guarded,
     Load,
     Nest,
@@ -70,6 +73,9 @@ def children(node: Tree) -> tuple[Tree, ...]:
             return (*held_in(*places), value)
         case Scan(targets=targets, value=value):
             return (*held_in(*(place for target in targets if target is not None for place in target[1])), value)
+        case FoldScan(combine=combine, targets=targets, values=values):
+            places = tuple(place for target in targets if target is not None for place in target[1])
+            return (*held_in(*places), *combine, *values)
         case Assert(condition=condition):
             return (condition,)
         case Apply(operands=operands):
@@ -90,6 +96,8 @@ def children(node: Tree) -> tuple[Tree, ...]:
             return (seed, *held_in(counter))
         case Reduce(body=body):
             return (body,)
+        case Fold(combine=combine, values=values):
+            return (*combine, *values)
     return ()
 
 
@@ -129,6 +137,18 @@ def can_raise(node: Tree) -> bool:
 
 
 _memo_raises: WeakKeyDictionary[Tree, bool] = WeakKeyDictionary()
+
+
+def holds_argument(node: Tree) -> bool:
+    """Whether it has a value only inside of the combine of a fold around it: such a thing is not moved out."""
+    for current in _operands_first(node, _memo_arguments):
+        # What a fold combines with binds its arguments.
+        inner = current.values if isinstance(current, (Fold, FoldScan)) else children(current)
+        _memo_arguments[current] = isinstance(current, Argument) or any(_memo_arguments[child] for child in inner)
+    return _memo_arguments[node]
+
+
+_memo_arguments: WeakKeyDictionary[Tree, bool] = WeakKeyDictionary()
 
 
 def _operands_first(node: Tree, done: Mapping[Tree, Any] | WeakKeyDictionary[Tree, Any]) -> Iterator[Tree]:
@@ -192,6 +212,9 @@ def _rebuild(
         case Scan(operation=operation, axis=axis, targets=targets, value=value):
             kept = tuple(None if target is None else (of_buffer(target[0]), moved(target[1])) for target in targets)
             return Scan(operation, axis, kept, of_child(value))
+        case FoldScan(combine=combine, axis=axis, targets=targets, values=values):
+            kept = tuple(None if target is None else (of_buffer(target[0]), moved(target[1])) for target in targets)
+            return FoldScan(tuple(map(of_child, combine)), axis, kept, tuple(map(of_child, values)))
         case Assert(condition=condition, error=error, message=message):
             return Assert(of_child(condition), error, message)
         case Apply(operation=operation, operands=operands):
@@ -216,6 +239,8 @@ def _rebuild(
             return Random(draw, of_child(seed), stream, of_index(counter), kind)
         case Reduce(operation=operation, axes=axes, body=body, result=result):
             return Reduce(operation, axes, of_child(body), result)
+        case Fold(combine=combine, axes=axes, values=values, result=result):
+            return Fold(tuple(map(of_child, combine)), axes, tuple(map(of_child, values)), result)
     return node
 
 
@@ -246,9 +271,9 @@ def _bound_inside(node: Tree) -> dict[Axis, None]:
     """Axes that are bound somewhere inside, in order."""
     bound: dict[Axis, None] = {}
     for current in walk(node):
-        if isinstance(current, Reduce):
+        if isinstance(current, (Reduce, Fold)):
             bound |= dict.fromkeys(current.axes)
-        elif isinstance(current, Scan):
+        elif isinstance(current, (Scan, FoldScan)):
             bound[current.axis] = None
     return bound
 
@@ -279,6 +304,10 @@ def _with_bound(node: Tree, renamed: Mapping[Axis, Axis]) -> Tree:
             return Reduce(operation, tuple(renamed.get(axis, axis) for axis in axes), body, result)
         case Scan(operation=operation, axis=axis, targets=targets, value=value):
             return Scan(operation, renamed.get(axis, axis), targets, value)
+        case Fold(combine=combine, axes=axes, values=values, result=number):
+            return Fold(combine, tuple(renamed.get(axis, axis) for axis in axes), values, number)
+        case FoldScan(combine=combine, axis=axis, targets=targets, values=values):
+            return FoldScan(combine, renamed.get(axis, axis), targets, values)
     return node
 
 

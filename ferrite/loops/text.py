@@ -13,7 +13,11 @@ once, or that is deep, is named on a line before the statement:
     y[i] = sum(v0 for k in box(64)) / max(v0 for k in box(64))
 
 The name stands for the expression, not for a value that is kept; `each` says which axes it takes from reductions around
-its uses. It means nothing after its statement, and no node remembers it.
+its uses. It means nothing after its statement, and no node remembers it. A part of what a fold combines with also says
+what it takes from the fold, whose lambda is not around it:
+
+    v0 = each(lambda a0=left(0, f32), b0=right(0, f32): exp(a0 - b0) + f32(1.0))
+    y[i] = fold(lambda a0, b0: v0 / (a0 + v0))(x[i, k] for k in box(64))
 """
 
 from __future__ import annotations
@@ -34,6 +38,7 @@ from ferrite.loops.nodes import (
     Accumulate,
     AnyNode,
     Apply,
+    Argument,
     Assert,
     Bits,
     Buffer,
@@ -41,6 +46,8 @@ from ferrite.loops.nodes import (
     Checked,
     Const,
     Expr,
+    Fold,
+    FoldScan,
     Guarded,
     Load,
     Nest,
@@ -56,7 +63,7 @@ from ferrite.loops.nodes import (
     Store,
 )
 from ferrite.loops.operations import OPERATIONS, REDUCTIONS, SCANS
-from ferrite.loops.rewrite import children, held_in, names_in
+from ferrite.loops.rewrite import children, fresh_name, held_in, holds_argument, names_in, walk
 from ferrite.loops.shapes import contiguous_strides
 
 LINE = 120  # columns; a longer signature has one parameter a line
@@ -151,6 +158,12 @@ def _statement_lines(statement: Statement, taken: Collection[str]) -> list[str]:
             places = ", ".join("_" if target is None else printer.place(*target) for target in targets)
             text = f"{places or '()'} = {operation}({printer.text(value)})"
             return [f"for {axis.name} in scan({axis.extent}):", *_indented([*printer.lines, text])]
+        case FoldScan(combine=combine, axis=axis, targets=targets, values=values):
+            printer = _Printer(_operands(statement), known | {axis}, taken)
+            places = ", ".join("_" if target is None else printer.place(*target) for target in targets)
+            made = printer.fold(statement, [printer.text(part) for part in combine])
+            text = f"{places or '()'} = {made}({', '.join([printer.text(value) for value in values])})"
+            return [f"for {axis.name} in scan({axis.extent}):", *_indented([*printer.lines, text])]
         case Assert(condition=condition, error=error, message=message):
             printer = _Printer(_operands(statement), known, taken)
             text = f"check({printer.text(condition)}, {error!r}, {message!r})"
@@ -204,6 +217,27 @@ class _Printer:
     def place(self, buffer: Buffer, index: tuple[Index, ...]) -> str:
         return f"{buffer.name}[{_subscript(map(self.index, index))}]"
 
+    def fold(self, node: Fold | FoldScan, combine: list[str]) -> str:
+        """`fold(lambda a0, b0: a0 + b0)`: the values of the left side, then those of the right."""
+        names = [self._name(side, number) for side in _SIDES for number in range(len(node.values))]
+        return f"fold(lambda {', '.join(names)}: {_several(combine)})"
+
+    def _name(self, side: str, number: int) -> str:
+        return fresh_name(f"{_SIDES.get(side, side)}{number}", self._taken)
+
+    def _compose(self, node: Expr, operands: list[_Text]) -> _Text:
+        """As the function of this name, for what takes part in folds."""
+        match node:
+            case Argument(side=side, number=number):
+                return _Text(self._name(side, number))
+            case Fold(combine=combine, axes=axes, result=result):
+                depth = 1 + max((operand.depth for operand in operands), default=-1)
+                texts = [operand.text for operand in operands]
+                made = self.fold(node, texts[: len(combine)])
+                text = f"{made}({_several(texts[len(combine) :])} for {_show_axes(axes)})"
+                return _Text(f"{text}[{result}]" if result else text, _WHOLE, depth)
+        return _compose(node, operands)
+
     def _print(self, root: Expr) -> _Text:
         """Operands first, without recursion."""
         if root in self._named:
@@ -214,7 +248,7 @@ class _Printer:
             operand = next(waiting, None)
             if operand is None:
                 open_ones.pop()
-                done = self._perhaps_named(node, _compose(node, texts))
+                done = self._perhaps_named(node, self._compose(node, texts))
                 if not open_ones:
                     return done
                 open_ones[-1][2].append(done)
@@ -227,10 +261,18 @@ class _Printer:
         if text.depth <= DEEP and (node not in self._repeated or len(text.text) <= LONG):
             return text
         name = self._fresh()
-        own = sorted(free_axes(node) - self._known, key=lambda axis: axis.name)
-        self.lines.append(f"{name} = each({text.text} for {_show_axes(own)})" if own else f"{name} = {text.text}")
+        self.lines.append(f"{name} = {self._part(node, text.text)}")
         self._named[node] = _Text(name)
         return self._named[node]
+
+    def _part(self, node: Expr, text: str) -> str:
+        given = [f"{self._name(a.side, a.number)}={a.side}({a.number}, {a.kind})" for a in _arguments_in(node)]
+        if given:
+            text = f"lambda {', '.join(given)}: {text}"
+        own = sorted(free_axes(node) - self._known, key=lambda axis: axis.name)
+        if own:
+            text = f"{text} for {_show_axes(own)}"
+        return f"each({text})" if given or own else text
 
     def _fresh(self) -> str:
         while (name := f"v{self._count}") in self._taken:
@@ -257,6 +299,20 @@ def _repeated(roots: Iterable[Expr]) -> set[Expr]:
 def _operands(node: Expr | Statement) -> tuple[Expr, ...]:
     """The expressions right below, in the order of its text, those in its indices included."""
     return tuple(child for child in children(node) if isinstance(child, Expr))
+
+
+_SIDES = {"left": "a", "right": "b"}  # of an argument, with the letter that its name begins with
+
+
+def _arguments_in(node: Expr) -> list[Argument]:
+    """The arguments that an expression takes from a fold around it, in order."""
+    found = [inner for inner in walk(node) if isinstance(inner, Argument)] if holds_argument(node) else []
+    return sorted(found, key=lambda argument: (argument.side, argument.number, argument.kind.name))
+
+
+def _several(texts: Sequence[str]) -> str:
+    """One thing as it stands, another number of them in brackets."""
+    return texts[0] if len(texts) == 1 else f"({', '.join(texts)})"
 
 
 def _show_index(value: Index, texts: Iterator[str]) -> str:
@@ -411,10 +467,29 @@ def _read_part(line: ast.stmt, scope: _Scope) -> bool:
     match value:
         case ast.Call(func=ast.Name(id="each"), args=[ast.GeneratorExp(elt=body, generators=[loop])], keywords=[]):
             inner = scope.inside(_read_axes(loop.target, loop.iter, "box", scope))
-            scope.named[name] = _read_expr(body, inner)
+            scope.named[name] = _read_each(body, inner)
+        case ast.Call(func=ast.Name(id="each"), args=[body], keywords=[]):
+            scope.named[name] = _read_each(body, scope)
         case _:
             scope.named[name] = _read_expr(value, scope)
     return True
+
+
+def _read_each(node: ast.expr, scope: _Scope) -> Expr:
+    """A part, perhaps of what a fold combines with."""
+    if isinstance(node, ast.Lambda):
+        given = [_read_argument(default, scope) for default in node.args.defaults]
+        return _read_expr(node.body, _inside_lambda(node, given, scope))
+    return _read_expr(node, scope)
+
+
+def _read_argument(node: ast.expr, scope: _Scope) -> Argument:
+    match node:
+        case ast.Call(
+            func=ast.Name(id=side), args=[ast.Constant(value=int() as number), ast.Name(id=kind)], keywords=[]
+        ) if side in _SIDES and kind in DTYPES:
+            return Argument(side, number, DTYPES[kind])
+    scope.refuse(node, "expected what an argument is, like left(0, f32)")
 
 
 def _read_program(function: ast.FunctionDef, lines: tuple[str, ...]) -> Program:
@@ -541,7 +616,7 @@ def _read_statement(line: ast.stmt, scope: _Scope) -> Statement:
     scope.refuse(line, "expected a store, an accumulation, a scan or a check")
 
 
-def _read_scan(loop: ast.For, scope: _Scope) -> Scan:
+def _read_scan(loop: ast.For, scope: _Scope) -> Scan | FoldScan:
     axes = _read_axes(loop.target, loop.iter, "scan", scope)
     if len(axes) != 1:
         scope.refuse(loop, "a scan runs along one axis")
@@ -557,6 +632,11 @@ def _read_scan(loop: ast.For, scope: _Scope) -> Scan:
             places = target.elts if isinstance(target, ast.Tuple) else [target]
             targets = tuple(_read_target(place, inner) for place in places)
             return Scan(operation, axes[0], targets, _read_expr(value, inner))
+        case ast.Assign(targets=[target], value=ast.Call(func=ast.Call() as made, args=values, keywords=[])):
+            places = target.elts if isinstance(target, ast.Tuple) else [target]
+            targets = tuple(_read_target(place, inner) for place in places)
+            given = tuple(_read_expr(value, inner) for value in values)
+            return FoldScan(_read_combine(made, given, inner), axes[0], targets, given)
     scope.refuse(last, "expected the targets of a scan and its call")
 
 
@@ -594,6 +674,8 @@ def _read_expr(node: ast.expr, scope: _Scope) -> Expr:
             if name not in scope.named:
                 scope.refuse(node, f"{name} is not an expression")
             return scope.named[name]
+        case ast.Subscript(value=ast.Call(func=ast.Call()) as call, slice=ast.Constant(value=int() as number)):
+            return _read_fold(call, number, scope)
         case ast.Subscript():
             return Load(*_read_place(node, scope))
         case ast.BinOp(left=left, op=sign, right=right):
@@ -602,6 +684,8 @@ def _read_expr(node: ast.expr, scope: _Scope) -> Expr:
             return _read_infix(node, sign, left, right, scope)
         case ast.Attribute(value=ast.Call(args=[ast.GeneratorExp()]) as call, attr=result):
             return _read_reduce(call, result, scope)
+        case ast.Call(func=ast.Call()):
+            return _read_fold(node, 0, scope)
         case ast.Call(args=[ast.GeneratorExp()]):
             return _read_reduce(node, None, scope)
         case ast.Call(func=ast.Name(id=name), args=args, keywords=[]):
@@ -629,6 +713,44 @@ def _read_reduce(call: ast.Call, result: str | None, scope: _Scope) -> Expr:
                 scope.refuse(call, f"{name} gives {' and '.join(results)}, not {result}")
             return Reduce(name, axes, _read_expr(body, scope.inside(axes)), results[0] if result is None else result)
     scope.refuse(call, "expected a reduction over one box")
+
+
+def _read_fold(call: ast.Call, result: int, scope: _Scope) -> Expr:
+    match call:
+        case ast.Call(func=made, args=[ast.GeneratorExp(elt=body, generators=[loop])], keywords=[]) if not loop.ifs:
+            axes = _read_axes(loop.target, loop.iter, "box", scope)
+            inner = scope.inside(axes)
+            values = tuple(_read_expr(value, inner) for value in _read_several(body))
+            return Fold(_read_combine(made, values, scope), axes, values, result)
+    scope.refuse(call, "expected a fold over one box")
+
+
+def _read_combine(made: ast.expr, values: Sequence[Expr], scope: _Scope) -> tuple[Expr, ...]:
+    """What a fold of these values combines with."""
+    match made:
+        case ast.Call(func=ast.Name(id="fold"), args=[ast.Lambda(body=body) as function], keywords=[]) if (
+            not function.args.defaults
+        ):
+            given = [Argument(side, number, value.dtype) for side in _SIDES for number, value in enumerate(values)]
+            inner = _inside_lambda(function, given, scope)
+            return tuple(_read_expr(part, inner) for part in _read_several(body))
+    scope.refuse(made, "expected fold(lambda ...)")
+
+
+def _read_several(node: ast.expr) -> list[ast.expr]:
+    return node.elts if isinstance(node, ast.Tuple) else [node]
+
+
+def _inside_lambda(function: ast.Lambda, given: Sequence[Argument], scope: _Scope) -> _Scope:
+    """Where the names of a lambda mean these arguments."""
+    own = function.args
+    names = [argument.arg for argument in own.args]
+    if own.vararg or own.kwarg or own.kwonlyargs or own.posonlyargs or len(names) != len(given):
+        scope.refuse(function, f"expected {len(given)} names for what is combined")
+    for name in names:
+        if name in scope.named or name in scope.buffers or name in scope.places:
+            scope.refuse(function, f"{name} has a meaning already")
+    return replace(scope, named={**scope.named, **dict(zip(names, given, strict=True))})
 
 
 def _read_call(node: ast.expr, name: str, args: list[ast.expr], scope: _Scope) -> Expr:

@@ -403,6 +403,20 @@ def addcmul(x: Tensor, a: Tensor, b: Tensor, *, value: Number = 1) -> Tensor:
     return arithmetic(body, x, a, b)
 
 
+@lowers("prims.fma.default")
+def fused_multiply_add(a: Any, b: Any, c: Any) -> Tensor:
+    """a * b + c, which Dynamo writes for addcmul_, addcdiv_ and add_ with a factor: every step of Adam.
+
+    Of floats the product is not rounded before the sum, as in the kernels of those ops. Tracing may leave `b`, the
+    factor, a number.
+    """
+    common = promote(a, b, c)
+    not_bool(common, "fma")
+    if common.is_float:
+        return arithmetic(lambda p, q, v: apply("fma", p, q, v), a, b, c)
+    return arithmetic(lambda p, q, v: apply("add", apply("mul", p, q), v), a, b, c)
+
+
 @lowers(aten.addcdiv.default)
 def addcdiv(x: Tensor, a: Tensor, b: Tensor, *, value: Number = 1) -> Tensor:
     """x + value * a / b"""

@@ -18,6 +18,7 @@ from ferrite.loops.dtypes import DType, f32, f64, i32, i64
 from ferrite.loops.index import ZERO, Data, Index, IndexLike, data, free_atoms, index, known_zero, product
 from ferrite.loops.nodes import (
     Accumulate,
+    Assert,
     Buffer,
     Checked,
     Expr,
@@ -266,11 +267,34 @@ def searchsorted(
     side: str | None = None,
     sorter: Tensor | None = None,
     result: Result,
-) -> Tensor:
-    """`side` says the same as `right` and comes first."""
-    if sorter is not None:
-        raise Unsupported("searchsorted by a permutation", why="eager checks all of it, the search meets some")
-    return _searched(sequence, x, side or ("right" if right else "left"), result)
+) -> Tensor | Built:
+    """`side` says the same as `right` and comes first. A sorter gives the order in which the sequence is sorted."""
+    side = side or ("right" if right else "left")
+    if sorter is None:
+        return _searched(sequence, x, side, result)
+    if sorter.dtype is not i64 or sorter.sizes != sequence.sizes:
+        raise Unsupported("a sorter of another shape or dtype", why="eager raises")
+    if is_empty(sequence) or is_empty(x):
+        raise Unsupported("a search in or for nothing by a sorter")
+    return _searched_by(sorter, sequence, x, side, result)
+
+
+def _searched_by(sorter: Tensor, sequence: Tensor, x: Tensor, side: str, result: Result) -> Built:
+    """The search in sequence[sorter]. Eager checks the whole sorter first, also what no search meets."""
+    message = "torch.searchsorted(): sorter index out of range"
+    length = sequence.sizes[-1]
+    inside = apply(
+        "and_", apply("ge", sorter.body, const(0, i64)), apply("lt", sorter.body, cast(Position(length), i64))
+    )
+    checks = Nest(sorter.axes, (Assert(inside, "RuntimeError", message),))
+
+    def sorted_at(*here: Index) -> list[IndexLike]:
+        place = position(sorter.at(here), length, wrap=False, error="RuntimeError", message=message)
+        return [*here[:-1], place]
+
+    found = _searched(view(sequence, sequence.sizes, sorted_at), x, side, result)
+    buffer = result_buffer(result)
+    return Built((buffer,), (checks, fill_nest(buffer, found)))
 
 
 @lowers(aten.searchsorted.Scalar)
@@ -283,7 +307,7 @@ def searchsorted_number(
     side: str | None = None,
     sorter: Tensor | None = None,
     result: Result,
-) -> Tensor:
+) -> Tensor | Built:
     number = Tensor((), scalar(x, promote(x, sequence)))
     return searchsorted(sequence, number, right=right, side=side, sorter=sorter, result=result)
 
@@ -704,6 +728,48 @@ def counted(mask: Tensor) -> tuple[Buffer, tuple[Nest, ...]]:
     (axis,) = flat.axes
     scan = Scan("cumsum", axis, ((count, points((axis,))),), cast(flat.body, i64))
     return count, (Nest((), (scan,)),)
+
+
+@lowers(aten.repeat_interleave.Tensor)
+def repeat_interleave(repeats: Tensor, *, output_size: Any = None, result: Result) -> Built:
+    """Each position as often as `repeats` says: 2, 0, 1 gives 0, 0, 2.
+
+    The position at a place is the number of runs that end up to there. Eager checks that the runs fill the result, and
+    then that none is negative. Without positions it gives nothing, whatever size was asked for.
+    """
+    if output_size is None:
+        raise Unsupported("positions repeated", why="how many there are depends on data")
+    if repeats.rank != 1 or repeats.dtype not in (i64, i32):
+        raise Unsupported(f"repeats of {repeats.dtype} and rank {repeats.rank}", why="eager raises")
+    if is_empty(repeats) or ZERO in result.sizes:
+        raise Unsupported("nothing repeated")
+    (run,), (count,) = repeats.axes, result.sizes
+    here = points((run,))
+    ends = own_buffer("ends", i64, repeats.sizes)
+    add_up = Scan("cumsum", run, ((ends, here),), cast(repeats.body, i64))
+    full = apply("eq", Load(ends, (repeats.sizes[0] - 1,)), Position(count))
+    end = Load(ends, here)
+    ended = own_buffer("ended", result.dtype, result.sizes)
+    place = apply("minimum", apply("maximum", end, const(0, i64)), Position(count - 1))
+    one_more = cast(apply("lt", end, Position(count)), result.dtype)
+    buffer = result_buffer(result)
+    (axis,) = axes_for(result.sizes)
+    number = Scan("cumsum", axis, ((buffer, points((axis,))),), Load(ended, points((axis,))))
+    return Built(
+        (buffer,),
+        (
+            Nest((), (add_up,)),
+            Nest((), (Assert(full, "RuntimeError", "allocated size does not match required size"),)),
+            Nest((run,), (_no_negative_repeat(repeats),)),
+            fill_nest(ended, Tensor((axis,), const(0, result.dtype))),
+            Nest((run,), (Accumulate("add", ended, (data(place, 0, count - 1),), one_more),)),
+            Nest((), (number,)),
+        ),
+    )
+
+
+def _no_negative_repeat(repeats: Tensor) -> Assert:
+    return Assert(apply("ge", repeats.body, const(0, repeats.dtype)), "RuntimeError", "repeats can not be negative")
 
 
 @lowers(aten.masked_scatter.default)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -22,15 +22,15 @@ from ferrite.errors import Unsupported
 from ferrite.graph.names import name_of
 from ferrite.graph.query import attribute, family, source_place, written_arguments
 from ferrite.graph.text import show_type, type_of_list
-from ferrite.host.nodes import Call, Constant, HostProgram, Input, Launch
-from ferrite.host.plan import plan
+from ferrite.host.lowered import Body, Lowered
+from ferrite.host.nodes import Call, Constant, Input, Launch
 from ferrite.loops.dtypes import i64
 from ferrite.loops.index import Axis, Index, known_equal, of_atom
+from ferrite.loops.kernel import kernel_of
 from ferrite.loops.nodes import Buffer, Load, Nest, Program, Store
 from ferrite.loops.rewrite import replace_buffers, walk
 from ferrite.loops.shapes import contiguous_strides
 from ferrite.lower.host_sizes import HostSizes
-from ferrite.lower.kernels import kernel_of
 from ferrite.lower.library import library_of
 from ferrite.lower.policy import Cost, cost_of
 from ferrite.lower.sizes import Sizes
@@ -53,21 +53,6 @@ from ferrite.syntax import Named, Ref
 aten = torch.ops.aten
 
 
-@dataclass
-class Lowered:
-    """What lowering gives: the steps in order, what they need, and what runs in eager."""
-
-    inputs: tuple[Input, ...]
-    steps: list[Call | Launch]
-    result: Any
-    functions: tuple[HostProgram, ...]
-    kernels: tuple[Program, ...]
-    constants: dict[str, Any]
-    fallbacks: Counter[str]
-    reasons: dict[str, str]
-    lowered: int
-
-
 @dataclass(frozen=True)
 class Rules:
     """What an option decides about lowering."""
@@ -85,7 +70,7 @@ class _Shared:
 
     sizes: Sizes
     rules: Rules
-    functions: dict[int, HostProgram] = field(default_factory=dict)  # by id of the graph module, which outlives this
+    functions: dict[int, Body] = field(default_factory=dict)  # by id of the graph module, which outlives this
     kernels: dict[Program, str] = field(default_factory=dict)  # canonical program -> its name
     constants: dict[str, Any] = field(default_factory=dict)
     constant_names: dict[int, str] = field(default_factory=dict)
@@ -117,9 +102,7 @@ def lower(
     one = _OneGraph(module, shared, static, donated)
     one.run()
     return Lowered(
-        tuple(one.inputs),
-        one.steps,
-        one.result,
+        one.body("main"),
         tuple(shared.functions.values()),
         tuple(Program(name, p.sizes, p.parameters, p.locals, p.nests) for p, name in shared.kernels.items()),
         shared.constants,
@@ -146,6 +129,7 @@ class _Value:
     node: Node
     host: str | None = None
     tensor: Tensor | None = None
+    body: GraphModule | None = None  # a graph that an op calls: a function of the program once eager asks for it
     part: int | None = None
     is_view: bool = False
     root: _Value | None = None  # whose memory a view shares
@@ -189,6 +173,7 @@ class _OneGraph:
         self.position = 0  # of the node that is being lowered
         self.lists: dict[Node, str] = {}  # views that an op gives as a list, by the op's node
         self.names_of: defaultdict[_Value, list[str]] = defaultdict(list)  # memory -> every name under which it exists
+        self.writes: dict[str, tuple[str, ...]] = {}  # by the result of a call
         self.lazy_readers: defaultdict[str, list[_Value]] = defaultdict(list)  # name -> expressions that read it
         self.draws = 0
         self.seeds = ""
@@ -210,6 +195,11 @@ class _OneGraph:
         if self.draws:
             self.steps.insert(0, _draw_seeds(self.seeds, self.draws))
 
+    def body(self, name: str) -> Body:
+        """What became of the graph."""
+        memory = {each: names[0] for names in self.names_of.values() if len(names) > 1 for each in names}
+        return Body(name, tuple(self.inputs), tuple(self.steps), self.result, memory, self.writes)
+
     # ---- where values come from
 
     def _placeholder(self, node: Node) -> None:
@@ -222,7 +212,7 @@ class _OneGraph:
         path = str(node.target)
         owned = attribute(self.module, path)
         if isinstance(owned, GraphModule):
-            return _Value(node, _function(path, owned, self.shared))
+            return _Value(node, body=owned)
         name = _constant(path, owned, self.shared)
         value = _Value(node, name)
         if self.shared.rules.use_rows and _is_plain(owned):
@@ -312,13 +302,15 @@ class _OneGraph:
             args = (Ref(_constant("_function", node.target, self.shared)), *args)
             target = "ferrite.host.calls.call"
         self.steps.append(Call(node.name, target, args, kwargs, source_place(node)))
+        written = (self.values.get(argument) for argument in written_arguments(node))
+        self.writes[node.name] = tuple(v.host for v in written if isinstance(v, _Value) and v.host is not None)
         root = self.values.get(node.args[0]) if node.args and isinstance(node.args[0], Node) else None
         shares = isinstance(root, _Value) and _may_alias(node)
         self.values[node] = self._on_host(node, node.name, root if shares else None)
 
     def _by_row(self, node: Node, row: Row) -> Any:
         """The row's value, stored now if it should not be computed again by every reader."""
-        reads_all = torch.Tag.pointwise in node.target.tags
+        reads_all = torch.Tag.pointwise in getattr(node.target, "tags", ())  # an op that calls graphs has no tags
         for argument in node.all_input_nodes:
             if argument.op == "call_function" and isinstance(self.values[argument], _Value):
                 self._store_if_needed(self.values[argument], reads_all)
@@ -398,6 +390,8 @@ class _OneGraph:
             if isinstance(value, _Value):
                 if value.tensor is not None:
                     return value.tensor
+                if value.body is not None:
+                    return value.body
                 fake = argument.meta.get("val")
                 if isinstance(fake, torch.SymInt):
                     return self.shared.sizes.index(fake)
@@ -429,7 +423,7 @@ class _OneGraph:
             self._store(value)
 
     def _store(self, *values: _Value) -> None:
-        """Give tensors memory, with the strides of eager, and one kernel that fills them."""
+        """Give tensors memory, with the strides of eager, and fill them: one kernel for all with the same box."""
         buffers: list[Buffer] = []
         stores: dict[tuple[Axis, ...], list[Store]] = {}
         for value in values:
@@ -440,8 +434,8 @@ class _OneGraph:
             buffers.append(self._buffer(name, value.fake))
             here = value.tensor.axes
             stores.setdefault(here, []).append(Store(buffers[-1], points(here), value.tensor.body))
-        nests = tuple(Nest(axes, tuple(body)) for axes, body in stores.items())
-        self._launch(nests, tuple(buffers), values[0].node)
+        for axes, body in stores.items():
+            self._launch((Nest(axes, tuple(body)),), tuple(store.buffer for store in body), values[0].node)
         for value, buffer in zip(values, buffers, strict=True):
             value.host, value.tensor, value.is_view, value.root = buffer.name, of_buffer(buffer), False, None
             self.names_of[value].append(buffer.name)
@@ -474,7 +468,7 @@ class _OneGraph:
         self, nests: tuple[Nest, ...], written: tuple[Buffer, ...], node: Node, *, in_place: bool = False
     ) -> Launch:
         """A call of the kernel that these nests make; equal kernels are one."""
-        program, buffers = kernel_of(nests, written, in_place=in_place)
+        program, buffers = kernel_of(nests, written, in_place=written if in_place else ())
         sizes = tuple(self.host_sizes.value(of_atom(size)) for size in program.sizes)
         name = self.shared.kernels.get(program)
         if name is None:
@@ -549,7 +543,9 @@ class _OneGraph:
         return Named(name) if name is not None else Ref(_constant("_object", argument, self.shared))
 
     def _host_name(self, value: _Value) -> str:
-        if value.host is None and value.is_view and value.root is not None:
+        if value.host is None and value.body is not None:
+            value.host = _function(value.node, value.body, self.shared)
+        elif value.host is None and value.is_view and value.root is not None:
             self._run_view(value)
         elif value.host is None:
             self._store(value)
@@ -659,16 +655,22 @@ def _may_alias(node: Node) -> bool:
     return any(r.alias_info is not None for r in schema.returns) or schema.name in ("aten::reshape", "aten::contiguous")
 
 
-def _function(path: str, owned: GraphModule, shared: _Shared) -> str:
-    """The name of the function that a child graph becomes."""
+CALLED_WITH_OTHER_SHAPES = frozenset({"higher_order.associative_scan"})  # eager calls its body with slices stacked
+
+
+def _function(node: Node, owned: GraphModule, shared: _Shared) -> str:
+    """The name of the function that a child graph becomes. One that is called with other shapes than those that it was
+    traced with runs in eager: kernels are made for the shapes of the trace."""
     known = shared.functions.get(id(owned))
     if known is not None:
         return known.name
+    if any(name_of(user.target) in CALLED_WITH_OTHER_SHAPES for user in node.users):
+        shared = replace(shared, rules=EVERYTHING_IN_EAGER)
     one = _OneGraph(owned, shared, frozenset(), frozenset())
     one.run()
     # After its own children, so that a function stands behind those that it calls.
-    name = shared.fresh(_identifier(path))
-    shared.functions[id(owned)] = plan(name, tuple(one.inputs), one.steps, one.result)
+    name = shared.fresh(_identifier(str(node.target)))
+    shared.functions[id(owned)] = one.body(name)
     return name
 
 

@@ -35,7 +35,7 @@ from ferrite.loops.index import (
 )
 from ferrite.loops.nodes import Accumulate, Apply, Buffer, Expr, Guarded, Load, Nest, Position, Reduce, Store
 from ferrite.loops.shapes import reshape_index
-from ferrite.lower.gather import fill_nest, position, result_buffer
+from ferrite.lower.gather import fill_nest, position, result_buffer, written
 from ferrite.lower.pointwise import floats_only
 from ferrite.lower.table import lowers
 from ferrite.lower.value import (
@@ -643,3 +643,36 @@ lowers(aten._adaptive_avg_pool2d.default)(adaptive_avg_pool(2))
 lowers(aten._adaptive_avg_pool3d.default)(adaptive_avg_pool(3))
 lowers(aten._adaptive_avg_pool2d_backward.default)(adaptive_avg_pool_backward(2))
 lowers(aten._adaptive_avg_pool3d_backward.default)(adaptive_avg_pool_backward(3))
+
+
+# ---- what a greatest was taken from
+
+
+def max_unpool(rank: int) -> Callable[..., Built]:
+    """Values put back to the positions, counted within a plane, that a max pool took them from; zeros elsewhere.
+
+    Of values that meet, the last one stays. The size that is asked for is in the result; eager's stride and padding do
+    nothing. Eager's error names the sizes of a plane, so they have to be known.
+    """
+
+    def row(x: Tensor, indices: Tensor, sizes: Any, *ignored: Any, result: Result) -> Built:
+        floats_only(x, f"max_unpool{rank}d")
+        if indices.dtype is not i64 or indices.sizes != x.sizes:
+            raise Unsupported("positions of another shape or dtype", why="eager raises")
+        plane = result.sizes[-rank:]
+        if ZERO in (*x.sizes, *result.sizes) or any(extent.terms for extent in plane):
+            raise Unsupported("planes that are empty, or of sizes that are not known")
+        words = "x".join(str(extent.constant) for extent in plane)
+        message = f"Found an invalid max index: {{index}} (output volumes are of size {words})"
+        here = points(x.axes)
+        count = product(plane)
+        at = position(indices.at(here), count, wrap=False, error="RuntimeError", message=message)
+        target = [*here[:-rank], *reshape_index([at], [count], plane)]
+        zeros = Tensor(axes_for(result.sizes), const(0, x.dtype))
+        return written(zeros, x.axes, target, x.body, None, result)
+
+    return row
+
+
+lowers(aten.max_unpool2d.default)(max_unpool(2))
+lowers(aten.max_unpool3d.default)(max_unpool(3))

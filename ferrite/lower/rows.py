@@ -5,6 +5,7 @@ from __future__ import annotations
 from ferrite.lower import (
     activation,
     binary,
+    combine,
     create,
     foreach,
     gather,
@@ -29,6 +30,7 @@ FAMILIES = (
     view,
     reduce,
     scan,
+    combine,
     norm,
     gather,
     loss,

@@ -32,7 +32,8 @@ _rows: dict[Any, Row] = {}
 
 def lowers(*ops: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Make the decorated function the row of each op. A row with a keyword `result` is told what eager would give; one
-    with a keyword `draw` is given a seed."""
+    with a keyword `draw` is given a seed. An op that may not exist yet, because a module of PyTorch that we do not
+    import defines it, is given by its name."""
     return _enter(ops, is_view=False)
 
 
@@ -56,7 +57,7 @@ def _enter(ops: tuple[Any, ...], *, is_view: bool) -> Callable[[Callable[..., An
 
 
 def row_of(op: Any) -> Row | None:
-    return _rows.get(op)
+    return _rows.get(op) or _rows.get(str(op))
 
 
 def all_rows() -> dict[Any, Row]:

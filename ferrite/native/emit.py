@@ -1,9 +1,9 @@
-"""Loop programs as an LLVM module: for each one function to call, and one for each nest that threads share.
+"""Loop programs as an LLVM module: for each one function to call, and one for each tree of loops in it.
 
     i64 kernel(ptr buffers, ptr sizes, i32 threads)      0, or 1 if a check failed
 
-`buffers` holds the addresses of parameters and locals in order, `sizes` the run-time sizes. The work of a nest is a
-range of units (points of its outer loops, or stretches of its only loop); threads get equal, consecutive parts of it.
+`buffers` holds the addresses of parameters and locals in order, `sizes` the run-time sizes. The work of a tree is
+a range of units (points of its outer loops, or stretches of its only loop); threads get equal, consecutive parts of it.
 What a unit computes does not depend on who computes it, so results do not depend on the number of threads.
 """
 
@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ferrite.errors import Unsupported
+from ferrite.loops.access import accesses, written_by
 from ferrite.loops.dtypes import f32, i32, i64
-from ferrite.loops.index import Axis, Index, Size, constant, product
-from ferrite.loops.nodes import Accumulate, Assert, Buffer, Expr, Load, Nest, Program, Scan, Statement, Store
+from ferrite.loops.index import Axis, Index, Size, constant, free_axes, known_nonnegative, product
+from ferrite.loops.nodes import Accumulate, Assert, Buffer, Expr, FoldScan, Load, Program, Scan, Statement, Store
 from ferrite.loops.rewrite import children, walk
 from ferrite.loops.shapes import linear
 from ferrite.native.builder import Builder, Type, Value, pointer, scalar
@@ -23,10 +24,12 @@ from ferrite.native.reduce import Reducer
 from ferrite.native.scan import emit_scan
 from ferrite.native.scope import Lanes, Scope
 from ferrite.native.target import Target
+from ferrite.schedule.arrange import Loop, arrange
 from ferrite.schedule.shape import Shape, is_independent, reductions_in, shape_of
 
 I32: Type = scalar(i32)
-STRETCH = 4096  # elements of a nest with one loop that make a unit
+STRETCH = 4096  # elements of a tree with one loop that make a unit
+ENOUGH_UNITS = 512  # for any number of threads
 GRAIN = 32_768  # elements for which a further thread pays
 FRAME = ("buffers", "sizes", "error", "units")
 
@@ -55,7 +58,8 @@ def emit(programs: Sequence[Program], target: Target) -> Emitted:
 
 
 def _emit_one(b: Builder, program: Program) -> None:
-    works = [_Work(b, program, number, nest) for number, nest in enumerate(program.nests)]
+    arrangement = arrange(program)
+    works = [_Work(b, program, n, loop, arrangement.registers) for n, loop in enumerate(arrangement.loops)]
     for work in works:
         work.write()
     _write_entry(b, program, works)
@@ -74,20 +78,29 @@ def _write_entry(b: Builder, program: Program, works: list[_Work]) -> None:
 
 
 class _Work:
-    """One nest: the function that does a range of its units, and the call of it from one or many threads."""
+    """One tree of loops: the function that does a range of its units, and the call of it from one or many threads."""
 
-    def __init__(self, b: Builder, program: Program, number: int, nest: Nest) -> None:
-        self.b, self.program, self.nest = b, program, nest
+    def __init__(self, b: Builder, program: Program, number: int, loop: Loop, registers: frozenset[Buffer]) -> None:
+        self.b, self.program, self.loop, self.registers = b, program, loop, registers
         self.name = f"{program.name}_{number}"
-        self.shape: Shape = shape_of(nest)
-        self.lanes = max(b.target.vector_bytes // self.shape.width, 1) if self.shape.vector is not None else 1
+        self.statements = [*loop.statements()]
+        self.shape = self._shape(loop)
         self.shared = self._shared_axes()
 
+    @staticmethod
+    def _shape(loop: Loop) -> Shape:
+        """Only a loop without loops inside runs in lanes."""
+        body = [part for part in loop.body if not isinstance(part, Loop)]
+        return shape_of(loop.axes, body) if loop.is_leaf else Shape(loop.axes, None, 1, 1)
+
     def _shared_axes(self) -> tuple[Axis, ...]:
-        """The outer loops that threads may share: the first ones whose points write to different places."""
+        """The outer loops that threads share: the first ones whose points write to different places, until there are
+        units enough. To find the place of a unit takes a division for each of them."""
         shared: list[Axis] = []
         for axis in self.shape.outer:
-            if not all(is_independent(statement, axis) for statement in self.nest.body):
+            if not all(is_independent(statement, axis) for statement in self.statements):
+                break
+            if known_nonnegative(product(a.extent for a in shared) - ENOUGH_UNITS):
                 break
             shared.append(axis)
         return tuple(shared)
@@ -110,10 +123,10 @@ class _Work:
         b = self.b
         evaluator = Reducer(b, {}, self._sizes(sizes), lambda: None)
         scope = Scope()
-        elements = evaluator.scalar_index(product(axis.extent for axis in self.nest.axes), scope)
+        elements = evaluator.scalar_index(product(axis.extent for axis in self.loop.axes), scope)
         with b.if_(b.gt(elements, 0)):
             units = self.units(evaluator, scope)
-            work = b.mul(elements, evaluator.scalar_index(self._reduced(), scope))
+            work = b.mul(elements, evaluator.scalar_index(self._inner_work(), scope))
             useful = b.minimum(b.add(b.floordiv(work, GRAIN), 1), units)
             team = b.minimum(b.convert(threads, i64), useful)
             frame = b.slot(b.constant(i64, 0).type, len(FRAME))
@@ -129,13 +142,17 @@ class _Work:
                     b.call(parallel, None, body, frame, b.convert(team, i32), b.constant(i32, 0))
         self._write_body()
 
-    def _reduced(self) -> Index:
-        """Elements that one point reads by its longest reduction."""
+    def _inner_work(self) -> Index:
+        """Elements that one point of the outer loops touches, by its longest reduction or inner loop."""
+        inner = [reduction.axes for statement in self.statements for reduction in reductions_in(statement)]
+        inner += [part.axes for part in self.loop.body if isinstance(part, Loop)]
         longest = constant(1)
-        for reduction in reductions_in(self.nest):
-            extent = product(axis.extent for axis in reduction.axes)
-            if all(isinstance(atom, Size) for _, m in extent.terms for atom in m):
-                longest = extent if longest is constant(1) else longest
+        for axes in inner:
+            extent = product(axis.extent for axis in axes)
+            if free_axes(extent):
+                continue
+            if longest is constant(1) or known_nonnegative(extent - longest):
+                longest = extent
         return longest
 
     def _call_work(self, frame: Value, low: Value, high: Value) -> None:
@@ -161,7 +178,7 @@ class _Work:
         b = self.b
         parameters = {"buffers": pointer, "sizes": pointer, "error": pointer, "low": i64, "high": i64}
         with b.function(self.name, parameters, internal=True) as (buffers, sizes, error, low, high):
-            used = _buffers_in(self.nest)
+            used = {access.buffer for statement in self.statements for access in accesses(statement)} - self.registers
             order = [p.buffer for p in self.program.parameters] + list(self.program.locals)
             addresses = {buffer: b.load(pointer, buffers, n) for n, buffer in enumerate(order) if buffer in used}
 
@@ -175,7 +192,7 @@ class _Work:
                 scope = Scope()
                 extent = self.evaluator.scalar_index(self.shape.vector.extent, scope)
                 stop = b.minimum(b.mul(high, STRETCH), extent)
-                self._over_lanes(scope, b.mul(low, STRETCH), stop)
+                self._over_lanes(self.loop, self.shape, scope, b.mul(low, STRETCH), stop)
             else:
                 self._over_units(low, high)
 
@@ -185,10 +202,10 @@ class _Work:
     def _over_units(self, low: Value, high: Value) -> None:
         b = self.b
         if not self.shared:
-            self._inside(Scope(), list(self.shape.outer))
+            self._around(self.loop, self.shape, list(self.shape.outer), Scope())
             return
         outside = Scope()
-        self._hoist(outside, self.shared[0])
+        self._hoist(self.loop, outside, self.shared[0])
         with b.loop(low, high) as loop:
             loop.next()
             axes: dict[Axis, Value] = {}
@@ -198,66 +215,79 @@ class _Work:
                 axes[axis] = b.floormod(rest, extent)
                 rest = b.floordiv(rest, extent)
             axes[self.shared[0]] = rest
-            self._inside(outside.inner(axes=axes), list(self.shape.outer[len(self.shared) :]))
+            left = list(self.shape.outer[len(self.shared) :])
+            self._around(self.loop, self.shape, left, outside.inner(axes=axes))
 
-    def _inside(self, scope: Scope, loops: list[Axis]) -> None:
+    def _around(self, loop: Loop, shape: Shape, axes: list[Axis], scope: Scope) -> None:
+        """The loops around the lanes, outermost first, then what is inside."""
         b = self.b
-        if loops:
-            axis, *rest = loops
-            self._hoist(scope, axis)
-            with b.loop(0, self.evaluator.scalar_index(axis.extent, scope)) as loop:
-                loop.next()
-                self._inside(scope.inner(axes={axis: loop.index}), rest)
-            return
-        if self.shape.vector is None:
-            self._statements(scope)
-            return
-        self._over_lanes(scope, b.constant(i64, 0), self.evaluator.scalar_index(self.shape.vector.extent, scope))
+        if axes:
+            axis, *rest = axes
+            self._hoist(loop, scope, axis)
+            with b.loop(0, self.evaluator.scalar_index(axis.extent, scope)) as here:
+                here.next()
+                self._around(loop, shape, rest, scope.inner(axes={axis: here.index}))
+        elif shape.vector is None:
+            self._body(loop, scope)
+        else:
+            stop = self.evaluator.scalar_index(shape.vector.extent, scope)
+            self._over_lanes(loop, shape, scope, b.constant(i64, 0), stop)
 
-    def _over_lanes(self, scope: Scope, start: Value, stop: Value) -> None:
+    def _over_lanes(self, loop: Loop, shape: Shape, scope: Scope, start: Value, stop: Value) -> None:
         """Whole groups of vectors, then what is left under a mask, a vector at a time."""
-        b, axis, lanes, ways = self.b, self.shape.vector, self.lanes, self.shape.ways
+        b, axis, ways = self.b, shape.vector, shape.ways
         assert axis is not None
-        self._hoist(scope, axis)
+        lanes = max(b.target.vector_bytes // shape.width, 1)
+        self._hoist(loop, scope, axis)
         group = lanes * ways
         count = b.sub(stop, start)
         whole = b.add(start, b.sub(count, b.floormod(count, group)))
-        with b.loop(start, whole, group) as loop:
-            loop.next()
-            self._statements(scope.inner(axes={axis: loop.index}, vector=Lanes(axis, loop.index, lanes, ways)))
-        with b.loop(whole, stop, lanes) as loop:
-            loop.next()
-            tail = b.tail(b.sub(stop, loop.index), lanes, 1)
-            vector = Lanes(axis, loop.index, lanes, 1)
-            self._statements(scope.inner(axes={axis: loop.index}, vector=vector, mask=tail.mask))
+        with b.loop(start, whole, group) as here:
+            here.next()
+            self._body(loop, scope.inner(axes={axis: here.index}, vector=Lanes(axis, here.index, lanes, ways)))
+        with b.loop(whole, stop, lanes) as here:
+            here.next()
+            tail = b.tail(b.sub(stop, here.index), lanes, 1)
+            vector = Lanes(axis, here.index, lanes, 1)
+            self._body(loop, scope.inner(axes={axis: here.index}, vector=vector, mask=tail.mask))
 
-    def _hoist(self, scope: Scope, axis: Axis) -> None:
+    def _hoist(self, loop: Loop, scope: Scope, axis: Axis) -> None:
         """What a loop does not change is computed before it, unless the loop may change memory that it reads."""
-        written = {statement.buffer for statement in self.nest.body if isinstance(statement, (Store, Accumulate))}
+        written = {buffer for statement in loop.statements() for buffer in written_by(statement)}
         nodes: list[Expr] = []
-        for statement in self.nest.body:
-            nodes += [part for part in _expressions(statement) if not written & _buffers_in(part)]
+        for statement in loop.statements():
+            nodes += [part for part in _expressions(statement) if not written & _read_in(part)]
         self.evaluator.hoist(nodes, axis, scope)
 
-    def _statements(self, scope: Scope) -> None:
-        for statement in self.nest.body:
-            self._statement(statement, scope)
+    def _body(self, loop: Loop, scope: Scope) -> None:
+        for part in loop.body:
+            if not isinstance(part, Loop):
+                self._statement(part, scope)
+                continue
+            written = {buffer for statement in part.statements() for buffer in written_by(statement)}
+            _forget(scope, written)
+            shape = self._shape(part)
+            self._around(part, shape, list(shape.outer), scope)
 
     def _statement(self, statement: Statement, scope: Scope) -> None:
         b, evaluator = self.b, self.evaluator
         match statement:
             case Store(buffer=buffer, index=place, value=value):
-                evaluator.store(buffer, place, value, scope)
-                _forget(scope, buffer)
+                if buffer not in self.registers:
+                    evaluator.store(buffer, place, value, scope)
+                now = evaluator.value(value, scope)
+                _forget(scope, {buffer})
+                scope.known[Load(buffer, place)] = now
             case Accumulate(operation=operation, buffer=buffer, index=place, value=value):
                 now = evaluator.value(Load(buffer, place), scope)
                 new = evaluator.value(value, scope)
                 made = evaluator.apply(operation, [_wide(b, now), _wide(b, new)])
                 offset = evaluator.scalar_index(linear(place, buffer.strides), scope)
                 b.store(b.convert(made, buffer.dtype), evaluator.buffers[buffer], offset)
-                _forget(scope, buffer)
-            case Scan():
+                _forget(scope, {buffer})
+            case Scan() | FoldScan():
                 emit_scan(evaluator, statement, scope)
+                _forget(scope, set(written_by(statement)))
             case Assert(condition=condition):
                 evaluator.require(evaluator.value(condition, scope), scope)
             case _:
@@ -268,23 +298,18 @@ def _wide(b: Builder, value: Value) -> Value:
     return b.convert(value, f32) if value.dtype.is_half else value
 
 
-def _forget(scope: Scope, buffer: Buffer) -> None:
-    """What was read from memory that has just changed is read again."""
-    stale = [key for key in scope.known if isinstance(key, Expr) and buffer in _buffers_in(key)]
-    for key in stale:
-        del scope.known[key]
+def _forget(scope: Scope, buffers: set[Buffer]) -> None:
+    """What was read from memory that has just changed is read again, here and around."""
+    here: Scope | None = scope
+    while here is not None:
+        stale = [key for key in here.known if isinstance(key, Expr) and buffers & _read_in(key)]
+        for key in stale:
+            del here.known[key]
+        here = here.parent
 
 
-def _buffers_in(node: object) -> set[Buffer]:
-    found = set()
-    for part in walk(node):  # type: ignore[arg-type]
-        buffer = getattr(part, "buffer", None)
-        if buffer is not None:
-            found.add(buffer)
-        for target in getattr(part, "targets", ()):
-            if target is not None:
-                found.add(target[0])
-    return found
+def _read_in(node: Expr) -> set[Buffer]:
+    return {part.buffer for part in walk(node) if isinstance(part, Load)}
 
 
 def _expressions(statement: Statement) -> list[Expr]:

@@ -23,6 +23,7 @@ from ferrite.loops.index import (
     Size,
     bounds,
     coefficient_of,
+    free_atoms,
     free_axes,
     parts,
 )
@@ -34,6 +35,7 @@ from ferrite.loops.nodes import (
     Checked,
     Const,
     Expr,
+    Fold,
     Guarded,
     Load,
     Position,
@@ -63,7 +65,7 @@ class Evaluator:
     ) -> None:
         self.b, self.buffers, self.sizes, self.fail = builder, buffers, sizes, fail
 
-    def reduce(self, node: Reduce, scope: Scope) -> Value:
+    def reduce(self, node: Reduce | Fold, scope: Scope) -> Value:
         raise NotImplementedError
 
     # ---- expressions
@@ -110,7 +112,7 @@ class Evaluator:
                 return self.value(inner, scope)
             case Random():
                 return self._random(node, scope)
-            case Reduce():
+            case Reduce() | Fold():
                 return self.reduce(node, scope)
         raise Unsupported(f"{type(node).__name__} in native code")
 
@@ -126,7 +128,8 @@ class Evaluator:
     def _apply(self, node: Apply, scope: Scope) -> Value:
         operands = [self.value(operand, scope) for operand in node.operands]
         dtype = operands[0].dtype
-        if dtype.is_half:  # computed in f32; what is no comparison is rounded back
+        # Halves are computed in f32, and what is no comparison is rounded back; a neighbour is one among halves.
+        if dtype.is_half and node.operation != "nextafter":
             made = self.apply(node.operation, [self.b.convert(operand, f32) for operand in operands])
             return made if OPERATIONS[node.operation].result == "bool" else self.b.convert(made, dtype)
         return self.apply(node.operation, operands)
@@ -230,22 +233,27 @@ class Evaluator:
 
     def scalar_index(self, value: Index, scope: Scope) -> Value:
         """An index as an i64; the axis in lanes counts as where the lanes start."""
-        key = ("scalar", value)
-        found = scope.find(key)
-        if found is None:
-            found = scope.known[key] = self._polynomial(value, scope, i64, vector=False)
-        return found
+        return self._kept(("scalar", value), value, scope, lambda: self._polynomial(value, scope, i64, vector=False))
 
     def index(self, value: Index, scope: Scope) -> Value:
         """An index as i64, lane by lane where it varies."""
         if scope.vector is None or scope.vector.axis not in free_axes(value):
             return self.scalar_index(value, scope)
-        key = ("lanes", value)
+        narrow = i32 if _fits_i32(value) else i64
+        return self._kept(
+            ("lanes", value),
+            value,
+            scope,
+            lambda: self.b.convert(self._polynomial(value, scope, narrow, vector=True), i64),
+        )
+
+    def _kept(self, key: object, node: Index | Atom, scope: Scope, make: Callable[[], Value]) -> Value:
+        """What is made of data changes with it: only the expressions in it are kept, and forgotten in time."""
+        if any(isinstance(atom, Data) for atom in free_atoms(node)):
+            return make()
         found = scope.find(key)
         if found is None:
-            narrow = i32 if _fits_i32(value) else i64
-            made = self._polynomial(value, scope, narrow, vector=True)
-            found = scope.known[key] = self.b.convert(made, i64)
+            found = scope.known[key] = make()
         return found
 
     def _polynomial(self, value: Index, scope: Scope, dtype: DType, *, vector: bool) -> Value:
@@ -259,10 +267,7 @@ class Evaluator:
 
     def _atom(self, atom: Atom, scope: Scope, dtype: DType, *, vector: bool) -> Value:
         key = ("atom", atom, dtype.name, vector)
-        found = scope.find(key)
-        if found is None:
-            found = scope.known[key] = self._compute_atom(atom, scope, dtype, vector=vector)
-        return found
+        return self._kept(key, atom, scope, lambda: self._compute_atom(atom, scope, dtype, vector=vector))
 
     def _compute_atom(self, atom: Atom, scope: Scope, dtype: DType, *, vector: bool) -> Value:
         def part(value: Index) -> Value:

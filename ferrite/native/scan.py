@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ferrite.loops.dtypes import DType, f32, f64, i64
-from ferrite.loops.nodes import Scan
+from ferrite.loops.index import Index
+from ferrite.loops.nodes import Buffer, FoldScan, Scan
 from ferrite.loops.shapes import linear
 from ferrite.native.builder import Builder, Value
 from ferrite.native.math import FUNCTIONS
@@ -15,7 +16,14 @@ from ferrite.native.scope import Scope
 State = tuple[Value, ...]
 
 
-def emit_scan(evaluator: Reducer, scan: Scan, scope: Scope) -> None:
+def emit_scan(evaluator: Reducer, scan: Scan | FoldScan, scope: Scope) -> None:
+    if isinstance(scan, FoldScan):
+        _emit_fold(evaluator, scan, scope)
+    else:
+        _emit_named(evaluator, scan, scope)
+
+
+def _emit_named(evaluator: Reducer, scan: Scan, scope: Scope) -> None:
     """Sums and products of floats run in f64, as eager's."""
     b = evaluator.b
     dtype = scan.value.dtype
@@ -24,12 +32,38 @@ def emit_scan(evaluator: Reducer, scan: Scan, scope: Scope) -> None:
     with b.loop(0, evaluator.scalar_index(scan.axis.extent, scope), 1, start(b, dtype)) as loop:
         inner = scope.inner(axes={scan.axis: loop.index})
         state = step(b, tuple(loop.carried), evaluator.value(scan.value, inner), loop.index)
-        for target, result in zip(scan.targets, state, strict=False):
-            if target is not None:
-                buffer, place = target
-                offset = evaluator.scalar_index(linear(place, buffer.strides), inner)
-                b.store(b.convert(result, buffer.dtype), evaluator.buffers[buffer], offset)
+        _store(evaluator, scan.targets, state, inner)
         loop.next(*state)
+
+
+def _emit_fold(evaluator: Reducer, scan: FoldScan, scope: Scope) -> None:
+    """The first results are the first values; only real neighbours are combined, which may divide one by the other."""
+    b = evaluator.b
+    evaluator.hoist(scan.values, scan.axis, scope)
+    extent = evaluator.scalar_index(scan.axis.extent, scope)
+
+    def values_at(position: Value) -> tuple[State, Scope]:
+        inner = scope.inner(axes={scan.axis: position})
+        return tuple(evaluator.value(value, inner) for value in scan.values), inner
+
+    with b.if_(b.gt(extent, 0)):
+        first, inner = values_at(b.constant(i64, 0))
+        _store(evaluator, scan.targets, first, inner)
+        with b.loop(1, extent, 1, first) as loop:
+            following, inner = values_at(loop.index)
+            state = evaluator.combine(scan.combine, loop.carried, following, inner)
+            _store(evaluator, scan.targets, state, inner)
+            loop.next(*state)
+
+
+def _store(
+    evaluator: Reducer, targets: Sequence[tuple[Buffer, tuple[Index, ...]] | None], state: State, scope: Scope
+) -> None:
+    for target, result in zip(targets, state, strict=False):
+        if target is not None:
+            buffer, place = target
+            offset = evaluator.scalar_index(linear(place, buffer.strides), scope)
+            evaluator.b.store(evaluator.b.convert(result, buffer.dtype), evaluator.buffers[buffer], offset)
 
 
 def _wide(dtype: DType) -> DType:

@@ -3,6 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
+from functools import wraps
 
-SCHEDULE_PASSES: tuple[Callable[[Any], Any], ...] = ()
+from ferrite.host.lowered import Lowered
+from ferrite.loops.nodes import Program
+from ferrite.schedule.fuse import fuse
+from ferrite.schedule.lift_reductions import lift_reductions
+from ferrite.schedule.split_reduction import split_reductions
+from ferrite.schedule.tile import tile_transposes
+
+
+def of_each_kernel(run: Callable[[Program], Program]) -> Callable[[Lowered], Lowered]:
+    """A pass over one kernel as a pass over all kernels of a graph."""
+
+    @wraps(run)
+    def over_all(lowered: Lowered) -> Lowered:
+        kernels = tuple(map(run, lowered.kernels))
+        return lowered if all(map(_same, kernels, lowered.kernels)) else replace(lowered, kernels=kernels)
+
+    return over_all
+
+
+def _same(one: Program, other: Program) -> bool:
+    return one is other
+
+
+SCHEDULE_PASSES: tuple[Callable[[Lowered], Lowered], ...] = (
+    of_each_kernel(lift_reductions),
+    fuse,
+    of_each_kernel(split_reductions),
+    of_each_kernel(tile_transposes),
+)

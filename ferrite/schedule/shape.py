@@ -1,7 +1,7 @@
-"""How one nest runs: which axis goes into vector lanes, which around it, how many vectors at once.
+"""How the innermost loops run: which axis goes into vector lanes, which around it, how many vectors at once.
 
-Lanes go along the axis on which most memory is read and written without gaps; the others are loops around it, in the
-order of the nest. A reduction that the lanes do not touch gets lanes of its own, along one of its axes.
+Lanes go along the axis on which most memory is read and written without gaps; the others are loops around it, in their
+order. A reduction that the lanes do not touch gets lanes of its own, along one of its axes.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ferrite.loops.index import Axis, Index, coefficient_of, free_axes
-from ferrite.loops.nodes import Accumulate, Apply, Expr, Load, Nest, Random, Reduce, Scan, Statement, Store
-from ferrite.loops.rewrite import walk
+from ferrite.loops.access import accesses, axis_at
+from ferrite.loops.index import Axis, Data, Index, coefficient_of, free_atoms, free_axes
+from ferrite.loops.nodes import Accumulate, Apply, Expr, Load, Random, Reduce, Statement, Store
+from ferrite.loops.rewrite import Tree, walk
 from ferrite.loops.shapes import linear
 
 MOST_WAYS = 4
@@ -29,25 +30,26 @@ class Shape:
     ways: int
 
 
-def shape_of(nest: Nest) -> Shape:
-    """Statements that combine along the loop (scatters, scans) run element by element."""
-    if any(not isinstance(statement, Store) for statement in nest.body) or not nest.axes:
-        return Shape(nest.axes, None, width_of(nest), 1)
-    accesses = [*_accesses(nest)]
-    vector = best_axis(nest.axes, accesses)
+def shape_of(axes: tuple[Axis, ...], body: Sequence[Statement]) -> Shape:
+    """Statements for which the order of points matters (scatters, scans) run element by element."""
+    if not axes or not all(is_free_of_order(statement) for statement in body):
+        return Shape(axes, None, width_of(*body), 1)
+    reductions = [node for statement in body for node in reductions_in(statement)]
+    free = [axis for axis in axes if not any(_goes_along_its_own(node, axis) for node in reductions)]
+    vector = best_axis(free, places_of(body))
     if vector is None:
-        return Shape(nest.axes, None, width_of(nest), 1)
-    outer = tuple(axis for axis in nest.axes if axis is not vector)
-    return Shape(outer, vector, width_of(nest), ways_of(nest))
+        return Shape(axes, None, width_of(*body), 1)
+    outer = tuple(axis for axis in axes if axis is not vector)
+    return Shape(outer, vector, width_of(*body, along=vector), ways_of(*body, along=vector))
 
 
 def best_axis(axes: Sequence[Axis], accesses: Iterable[tuple[Index, int]]) -> Axis | None:
-    """The axis along which most accesses are without gaps; of equals the last. None if it would be all gaps."""
+    """The axis along which most accesses are without gaps; of equals the last. None if there is none."""
     accesses = [*accesses]
     best: tuple[int, int] | None = None
     chosen: Axis | None = None
     for position, axis in enumerate(axes):
-        score = sum(weight * _smoothness(offset, axis) for offset, weight in accesses)
+        score = sum(weight * smoothness(offset, axis) for offset, weight in accesses)
         if not _is_long_enough(axis):
             score -= 1 << 20
         if best is None or (score, position) >= best:
@@ -55,7 +57,12 @@ def best_axis(axes: Sequence[Axis], accesses: Iterable[tuple[Index, int]]) -> Ax
     return chosen
 
 
-def _smoothness(offset: Index, axis: Axis) -> int:
+def _goes_along_its_own(node: Reduce, axis: Axis) -> bool:
+    """Whether lanes along the axis would make a reduction step over memory that it could read without gaps."""
+    return axis in free_axes(node) and best_axis((*node.axes, axis), loads_in(node.body)) is not axis
+
+
+def smoothness(offset: Index, axis: Axis) -> int:
     """2 for neighbours in memory, 1 for one place, 0 for a known step, -1 for a place that must be looked up."""
     step = coefficient_of(offset, axis)
     if step is None:
@@ -69,51 +76,58 @@ def _is_long_enough(axis: Axis) -> bool:
     return bool(axis.extent.terms) or axis.extent.constant >= 4
 
 
-def _accesses(nest: Nest) -> Iterable[tuple[Index, int]]:
-    for node in walk(nest):
-        if isinstance(node, Load):
-            yield linear(node.index, node.buffer.strides), 1
-        elif isinstance(node, (Store, Accumulate)):
-            yield linear(node.index, node.buffer.strides), STORE_WEIGHT
+def places_of(parts: Iterable[Statement | Expr]) -> Iterable[tuple[Index, int]]:
+    """Every place in memory that is read or written, with what it weighs."""
+    for part in parts:
+        for node in walk(part):
+            if isinstance(node, Load):
+                yield linear(node.index, node.buffer.strides), 1
+            elif isinstance(node, (Store, Accumulate)):
+                yield linear(node.index, node.buffer.strides), STORE_WEIGHT
 
 
 def loads_in(body: Expr) -> Iterable[tuple[Index, int]]:
-    return ((linear(node.index, node.buffer.strides), 1) for node in walk(body) if isinstance(node, Load))
+    return places_of([body])
 
 
-def width_of(node: Nest | Expr) -> int:
-    """Bytes of the widest element that is computed with; positions and seeds do not count. At least 1."""
+def width_of(*parts: Statement | Expr, along: Axis | None = None) -> int:
+    """Bytes of the widest element that is computed with; positions and seeds do not count. At least 1.
+
+    `along`: the axis in lanes, if only what varies along it matters.
+    """
     widest = 1
-    for part in walk(node):
-        if isinstance(part, (Load, Apply)):
-            dtype = part.dtype
+    for part in _everything_in(parts, along):
+        if isinstance(part, (Load, Apply, Store)):
+            dtype = part.buffer.dtype if isinstance(part, Store) else part.dtype
             widest = max(widest, 4 if dtype.is_half else dtype.bytes)
         elif isinstance(part, Random):
             widest = max(widest, 4)
     return widest
 
 
-def ways_of(node: Nest | Expr) -> int:
+def ways_of(*parts: Statement | Expr, along: Axis | None = None) -> int:
     """Fewer vectors at once the more is computed with each of them."""
-    operations = sum(isinstance(part, (Apply, Random)) for part in walk(node))
+    operations = sum(isinstance(part, (Apply, Random)) for part in _everything_in(parts, along))
     return MOST_WAYS if operations <= LONG_BODY else 2 if operations <= LONGEST_BODY else 1
+
+
+def _everything_in(parts: Iterable[Statement | Expr], along: Axis | None) -> set[Tree]:
+    return {node for part in parts for node in walk(part) if along is None or along in free_axes(node)}
 
 
 def is_independent(statement: Statement, axis: Axis) -> bool:
     """Whether points that differ along the axis write to different places, so that threads may share the axis."""
-    match statement:
-        case Store():
-            return True
-        case Accumulate(index=index) | Scan(targets=((_, index), *_)):
-            return any(place.constant == 0 and place.terms == ((1, (axis,)),) for place in index)
-        case Scan(targets=targets):
-            return all(target is None or any(p.terms == ((1, (axis,)),) for p in target[1]) for target in targets)
-    return False
+    if is_free_of_order(statement):
+        return True
+    return all(any(axis_at(place) is axis for place in access.index) for access in accesses(statement) if access.writes)
 
 
-def reductions_in(node: Nest | Expr) -> list[Reduce]:
+def is_free_of_order(statement: Statement) -> bool:
+    """Whether points never meet at one element, so that their order does not matter. Places from data may meet."""
+    if not isinstance(statement, Store):
+        return False
+    return not any(isinstance(atom, Data) for place in statement.index for atom in free_atoms(place))
+
+
+def reductions_in(node: Statement | Expr) -> list[Reduce]:
     return [part for part in walk(node) if isinstance(part, Reduce)]
-
-
-def depends_on(node: Expr, axis: Axis | None) -> bool:
-    return axis is not None and axis in free_axes(node)

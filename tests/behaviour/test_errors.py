@@ -268,7 +268,7 @@ FAULTS = [
 PLACES = [("lower", fault, "inference") for fault in FAULTS[1:]]
 PLACES += [
     (where, FAULTS[0], phase)
-    for where in ("lower", "plan", "check_graph", "note_output_strides")
+    for where in ("lower", "plan_all", "check_graph", "note_output_strides")
     for phase in ("inference", "forward", "backward")
 ]
 

@@ -34,7 +34,7 @@ from ferrite.graph.post_grad import POST_GRAD, PREPARE
 from ferrite.graph.pre_grad import PRE_GRAD
 from ferrite.graph.text import parse_graph, show_graph
 from ferrite.host.nodes import HostProgram
-from ferrite.host.plan import plan
+from ferrite.host.plan import plan_all
 from ferrite.host.text import parse_program, show_program
 from ferrite.loops.check import check_program
 from ferrite.lower.graph import Rules, constant_nodes, lower
@@ -67,8 +67,7 @@ def host_program(module: GraphModule, *, use_rows: bool = False) -> HostProgram:
     for kernel in lowered.kernels:
         check_program(kernel, "golden")
     constants = constant_nodes(lowered.constants)
-    functions, kernels = lowered.functions, lowered.kernels
-    return plan("program", lowered.inputs, lowered.steps, lowered.result, functions, constants, kernels)
+    return plan_all(lowered, "program", constants)
 
 
 def compiled(program: HostProgram) -> CompiledGraph:

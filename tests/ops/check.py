@@ -12,6 +12,7 @@ Equal bits (NaN equals NaN, zeros by sign) is the first question. If the answer 
 - Eager is run from another seed. If the result is not even near, the op is random, and its stream has to be eager's.
 - The case is run in eager in float64 or complex128. It passes, as `close`, if no element is farther from
   that reference than SLACK times eager's worst element, plus one unit in the last place of the reference.
+  Gradients have such a reference too: its backward starts from the very cotangents that eager's started from.
 - Or if it is within PyTorch's own tolerance of the dtype from eager. NaN and infinity must stand in the same places.
 Integers and booleans are equal or wrong.
 """
@@ -84,6 +85,7 @@ class Observation(msgspec.Struct):
     inputs: list[torch.Tensor]
     result: Any = None
     error: BaseException | None = None
+    cotangents: list[torch.Tensor] = []
     gradients: list[torch.Tensor | None] | None = None
     backward_error: BaseException | None = None
 
@@ -197,8 +199,13 @@ def caller(function: Callable[..., Any]) -> Call:
     return call
 
 
-def observe(call: Call, case: Case, sample: Sample, seed: int, widen: bool = False) -> Observation:
-    """One call on fresh copies of the sample's arguments, with its backward in training."""
+def observe(
+    call: Call, case: Case, sample: Sample, seed: int, widen: bool = False, cotangents: list[torch.Tensor] | None = None
+) -> Observation:
+    """One call on fresh copies of the sample's arguments, with its backward in training.
+
+    The backward starts from random cotangents, or from these, which another observation started from.
+    """
     copy = _Copier(widen)
     value, args, kwargs = (_rebuild(part, copy) for part in (sample.input, sample.args, sample.kwargs))
     leaves = [tensor for tensor in tensors_of((value, args, kwargs)) if tensor.requires_grad]
@@ -212,20 +219,25 @@ def observe(call: Call, case: Case, sample: Sample, seed: int, widen: bool = Fal
         seen.error = error
         return seen
     if case.mode == "train":
-        _differentiate(seen, leaves, sample, seed)
+        _differentiate(seen, leaves, sample, seed, cotangents or [])
     return seen
 
 
-def _differentiate(seen: Observation, leaves: list[torch.Tensor], sample: Sample, seed: int) -> None:
+def _differentiate(
+    seen: Observation, leaves: list[torch.Tensor], sample: Sample, seed: int, given: list[torch.Tensor]
+) -> None:
     try:
         processed = tensors_of(sample.process(seen.result))
         outputs = [out for out in processed if out.requires_grad and (out.is_floating_point() or out.is_complex())]
         if not outputs or not leaves:
             return
-        cotangents = [_cotangent(out, seed + place) for place, out in enumerate(outputs)]
+        if [_shape(out) for out in outputs] == [_shape(cotangent) for cotangent in given]:
+            seen.cotangents = [_laid_out_like(out, cotangent) for out, cotangent in zip(outputs, given, strict=True)]
+        else:
+            seen.cotangents = [_cotangent(out, seed + place) for place, out in enumerate(outputs)]
         seed_everything(seed)
         # AccumulateGrad copies strange strides away in .grad; asked for directly they stay visible.
-        seen.gradients = list(torch.autograd.grad(outputs, leaves, cotangents, allow_unused=True))
+        seen.gradients = list(torch.autograd.grad(outputs, leaves, seen.cotangents, allow_unused=True))
     except Exception as error:
         seen.backward_error = error
 
@@ -234,9 +246,14 @@ def _cotangent(out: torch.Tensor, seed: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     if out.is_nested or out.layout is not torch.strided:
         return torch.ones_like(out)
-    # Laid out like the output: AOTAutograd compiles the backward for such cotangents and copies others into that form.
-    wide = torch.randn(out.shape, dtype=_WIDE.get(out.dtype, out.dtype), generator=generator)
-    return torch.empty_like(out.detach()).copy_(wide)
+    return _laid_out_like(out, torch.randn(out.shape, dtype=_WIDE.get(out.dtype, out.dtype), generator=generator))
+
+
+def _laid_out_like(out: torch.Tensor, cotangent: torch.Tensor) -> torch.Tensor:
+    """AOTAutograd compiles the backward for cotangents laid out like the outputs and copies others into that form."""
+    if out.is_nested or out.layout is not torch.strided:
+        return cotangent.to(out.dtype)
+    return torch.empty_like(out.detach()).copy_(cotangent)
 
 
 # ---- comparing ----------------------------------------------------------------------------------------------------
@@ -331,10 +348,15 @@ class Comparison:
         self.close = True
 
     def _run(self, which: str) -> Observation:
+        """Eager once more. With gradients, though comparing needs none; from the same cotangents whatever the seed,
+        or every gradient would look random."""
         if which not in self._runs:
             call = caller(function_of(self.case))
             seed = self.seed + 1 if which == "other seed" else self.seed
-            self._runs[which] = observe(call, self.case, self.sample, seed, widen=which == "reference")
+            with torch.enable_grad():
+                self._runs[which] = observe(
+                    call, self.case, self.sample, seed, which == "reference", self.eager.cotangents
+                )
         return self._runs[which]
 
     def _aliases(self, compiled: Observation, round: str) -> None:

@@ -31,11 +31,10 @@ NEVER_ENTERED = {"sparse"}  # Dynamo breaks the graph at tensors in a compressed
 FERRITE = Engine("ferrite")
 # Lowered ops run as loop programs; random ones in eager, since only its stream can be compared by value.
 LOWERED = Engine("ferrite", {"executor": "oracle", "fallback_random": True})
-DRAWN = ("nn.functional.feature_alpha_dropout",)  # whether it fails depends on the mask that is drawn
 
 # The list of known failures may only shrink. When entries or patterns go away, lower these to what is left.
-ENTRIES_CEILING = 16
-PATTERNS_CEILING = 73
+ENTRIES_CEILING = 15
+PATTERNS_CEILING = 68
 
 
 @pytest.fixture(autouse=True)
@@ -111,8 +110,7 @@ def test_known_failure_still_fails(number: int) -> None:
     if not entries:
         return
     entry = entries[number]
-    steady = [pattern for pattern in entry.cases if not pattern.startswith(DRAWN)]
-    patterns = sorted(steady, key=lambda text: hashlib.sha256(f"{SEED} {text}".encode()).digest())[:2]
+    patterns = sorted(entry.cases, key=lambda text: hashlib.sha256(f"{SEED} {text}".encode()).digest())[:2]
     plan = msgspec.structs.replace(STANDARD, only=tuple(_narrow(pattern) for pattern in patterns))
     ran = 0
     for unit in units(plan):
@@ -171,6 +169,38 @@ class _Turned(torch.autograd.Function):
     @staticmethod
     def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:
         return gradient.t().contiguous().t()
+
+
+class _Rolled(torch.autograd.Function):
+    """The same value, with a gradient that belongs to other elements."""
+
+    @staticmethod
+    def forward(context: Any, value: torch.Tensor) -> torch.Tensor:
+        return value.clone()
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient.roll(1)
+
+
+class _Tanh(torch.autograd.Function):
+    """tanh, with `error` added to the exact derivative."""
+
+    @staticmethod
+    def forward(context: Any, value: torch.Tensor, error: float) -> torch.Tensor:
+        context.save_for_backward(value)
+        context.error = error
+        return value.tanh()
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (value,) = context.saved_tensors
+        exact = value.double().cosh() ** -2
+        return (gradient.double() * (exact + context.error)).to(gradient.dtype), None
+
+
+def _tanh_that_errs_by(error: float) -> Callable[[Graph, list[Any]], Any]:
+    return lambda graph, example_inputs: lambda *args: (_Tanh.apply(args[-1], error),)
 
 
 def raises_another_type(graph: Graph, example_inputs: list[Any]) -> Any:
@@ -310,6 +340,22 @@ def test_no_farther_from_the_reference_than_eager_is_close_enough() -> None:
     assert judge_values(eager, torch.full((4,), 999.6), exact) == ""
     assert judge_values(eager, torch.full((4,), 998.0), exact) != ""
     assert judge_values(eager, torch.full((4,), 999.6), None) != ""
+
+
+def test_gradients_are_held_to_the_reference() -> None:
+    """Eager's gradient of tanh at 3, made of a result rounded to bf16, is 0.0078 where 0.00987 is right. The right one
+    may stand for it, and one that is as wrong as eager's, but not one that errs by more than twice as much."""
+    case, sample = "tanh|bf16|s0|static|train", _sample(torch.full((4,), 3.0, dtype=torch.bfloat16, requires_grad=True))
+    for error, status in ((0.0, "close"), (0.002, "close"), (0.006, "different"), (-0.006, "different")):
+        verdict = _judge(_tanh_that_errs_by(error), case, sample)
+        assert (verdict.status, verdict.kind) == (status, status if status == "close" else "gradient value"), verdict
+
+
+def test_gradient_by_another_draw_is_random() -> None:
+    """Of two seeds only the draw differs, not the cotangent: gradients of ops that draw nothing stay comparable."""
+    case, sample = "nn.functional.dropout|f32|s0|static|train", _sample(torch.ones(64, requires_grad=True))
+    verdict = _judge(_changing(_Rolled.apply), case, sample)
+    assert [difference.kind for difference in verdict.differences] == ["gradient random"], verdict
 
 
 # ---- the harness: names, choices, processes -----------------------------------------------------------------------

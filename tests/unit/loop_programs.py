@@ -23,6 +23,7 @@ from ferrite.loops.index import ZERO, Axis, Index, Size
 from ferrite.loops.nodes import (
     Accumulate,
     Apply,
+    Argument,
     Assert,
     Bits,
     Buffer,
@@ -30,6 +31,8 @@ from ferrite.loops.nodes import (
     Checked,
     Const,
     Expr,
+    Fold,
+    FoldScan,
     Guarded,
     Load,
     Nest,
@@ -94,6 +97,7 @@ class _Builder:
     locals: list[Buffer] = field(default_factory=list)
     readable: list[Buffer] = field(default_factory=list)
     count: int = 0
+    combining: bool = False  # in the combine of a fold: nothing may raise, and there is no other fold
 
     def pick(self, choices: Sequence[T]) -> T:
         return choices[self.number(0, len(choices) - 1)]
@@ -202,7 +206,9 @@ class _Builder:
                 found.append((buffer, straight[::-1]))
         return found
 
-    def scan(self, axes: tuple[Axis, ...]) -> Scan:
+    def scan(self, axes: tuple[Axis, ...]) -> Scan | FoldScan:
+        if self.chance(30):
+            return self.fold_scan(axes)
         operation = self.pick(list(SCANS))
         dtype = self.of_kinds(SCANS[operation].kinds)
         axis = Axis(self.name("k"), self.extents(1)[0])
@@ -213,6 +219,25 @@ class _Builder:
             keep = position == used or self.chance(50)
             targets.append(self.target((*axes, axis), dtype if rule == "same" else i64) if keep else None)
         return Scan(operation, axis, tuple(targets), self.expr(dtype, (*axes, axis), 2))
+
+    def fold_scan(self, axes: tuple[Axis, ...]) -> FoldScan:
+        dtypes = tuple(self.pick(self.dtypes) for _ in range(self.number(1, 3)))
+        axis = Axis(self.name("k"), self.extents(1)[0])
+        used = self.number(0, len(dtypes) - 1)
+        targets = tuple(
+            self.target((*axes, axis), dtype) if position == used or self.chance(50) else None
+            for position, dtype in enumerate(dtypes)
+        )
+        values = tuple(self.expr(dtype, (*axes, axis), 2) for dtype in dtypes)
+        return FoldScan(self.combine(dtypes, axes, 2), axis, targets, values)
+
+    def combine(self, dtypes: tuple[DType, ...], axes: tuple[Axis, ...], depth: int) -> tuple[Expr, ...]:
+        """Any expressions of the arguments. Few are associative: all that runs here goes from left to right."""
+        given = [Argument(side, number, kind) for side in ("left", "right") for number, kind in enumerate(dtypes)]
+        self.combining = True
+        made = tuple(self.expr(dtype, axes, depth, given) for dtype in dtypes)
+        self.combining = False
+        return made
 
     def check(self, axes: tuple[Axis, ...]) -> Assert:
         """A truth about some axis, or about nothing."""
@@ -262,7 +287,7 @@ class _Builder:
                 seed = Load(self.parameters[0].buffer, ())
                 draw = "bits" if dtype is i32 else self.pick(("uniform", "normal"))
                 return Random(draw, seed, self.number(0, 3), self.any_index(axes), dtype)
-            case 7:
+            case 7 if not self.combining:
                 return self.require(dtype, axes, depth, points)
         return self.apply(dtype, axes, depth, points)
 
@@ -332,6 +357,8 @@ class _Builder:
 
     def reduce(self, dtype: DType, axes: tuple[Axis, ...], depth: int) -> Expr:
         """A reduction that gives this dtype, over one or two axes of its own."""
+        if not self.combining and self.chance(15):
+            return self.fold(dtype, axes, depth)
         able = [
             (row, result)
             for row in REDUCTIONS.values()
@@ -343,6 +370,14 @@ class _Builder:
         extents = self.extents(self.pick((1, 1, 2)), empty=row.empty != "is refused")
         own = tuple(Axis(self.name("k"), extent) for extent in extents)
         return Reduce(row.name, own, self.expr(body, (*axes, *own), depth - 1), result)
+
+    def fold(self, dtype: DType, axes: tuple[Axis, ...], depth: int) -> Expr:
+        dtypes = [self.pick(self.dtypes) for _ in range(self.number(1, 2))]
+        result = self.number(0, len(dtypes) - 1)
+        dtypes[result] = dtype
+        own = tuple(Axis(self.name("k"), extent) for extent in self.extents(self.pick((1, 1, 2))))
+        values = tuple(self.expr(kind, (*axes, *own), depth - 1) for kind in dtypes)
+        return Fold(self.combine(tuple(dtypes), axes, 2), own, values, result)
 
     # ---- indices
 
@@ -387,7 +422,7 @@ class _Builder:
         length = Position(size)
         # A remainder by a size is safe: sizes are at least 1 here.
         value: Expr = Apply("floormod", (self.load(i64, axes, depth - 1), length))
-        if self.chance(50):
+        if self.combining or self.chance(50):
             return indices.data(value, 0, size - 1)
         wrap = self.chance(50)
         if wrap:
@@ -414,6 +449,6 @@ def _new_targets(statement: Statement, known: Sequence[Buffer]) -> list[Buffer]:
     match statement:
         case Store(buffer=buffer):
             return [buffer]
-        case Scan(targets=targets):
+        case Scan(targets=targets) | FoldScan(targets=targets):
             return [target[0] for target in targets if target is not None]
     return []

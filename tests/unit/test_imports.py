@@ -19,7 +19,7 @@ ARROWS: dict[str, set[str]] = {
     "graph": {"errors", "syntax"},
     "host": {"errors", "syntax", "loops"},
     "lower": {"errors", "syntax", "graph", "host", "loops"},
-    "schedule": {"errors", "loops"},
+    "schedule": {"errors", "syntax", "host", "loops"},
     "native": {"errors", "loops", "schedule"},
     "artifact": {"errors", "graph", "host", "loops", "native"},
     "report": {"artifact", "graph", "options"},

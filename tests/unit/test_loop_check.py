@@ -18,9 +18,11 @@ from ferrite.loops.dtypes import f32, f64, i64
 from ferrite.loops.index import Axis, Index, Size
 from ferrite.loops.nodes import (
     Apply,
+    Argument,
     Buffer,
     Cast,
     Const,
+    Fold,
     Load,
     Nest,
     Parameter,
@@ -122,6 +124,15 @@ KEPT = [
     # Bools are ordered.
     body("for k in scan(8):", "    _, m[k] = cummax(where(c[k], c[0], c[k]))").replace("i in box(8)", "_ in box()"),
     body("m[i] = argmin(c[k] for k in box(8)).index & i64(max(c[k] for k in box(8)))"),
+    # The combine of a fold may read memory, at a place outside of the fold.
+    body("z[i] = fold(lambda a0, b0: a0 + b0 * f32(h[i]))(x[i, k] for k in box(64))"),
+    body("m[i] = fold(lambda a0, a1, b0, b1: (maximum(a0, b0), a1 & b1))((x[i, k], n[i]) for k in box(s0 - s1))[1]"),
+    body(
+        "z[i] = fold(lambda a0, b0: a0 * sum(w[l] for l in box(s0)))(fold(lambda a0, b0: b0)(w[l] for l in box(s0))"
+        " for k in box(8))"
+    ),
+    body("for k in scan(64):", "    y[i, k], _ = fold(lambda a0, a1, b0, b1: (a0 * f32(a1), b1))(x[i, k], d[i])"),
+    body("for k in scan(s1):", "    y[i, at(value(k), 0, 63)] = fold(lambda a0, b0: b0)(f32(1.0))"),
     # Nothing to write.
     "def p(y: out(f32[8, 0])):\n    pass\n",
     "def p(y: out(f32[0, 8].stride(0, 0))):\n    for i, j in box(0, 8):\n        y[i, j] = f32(0.0)\n",
@@ -252,6 +263,37 @@ BROKEN = [
     ("not empty", body("z[i] = max(x[i, 0] for k in box(s1))")),
     ("not empty", body("z[i] = f32(argmin(x[i, 0] for k, l in box(4, 2*s0*s1)).index)")),
     ("not empty", body("z[i] = max(x[i, 0] for k in box(min(s0, 0)))")),
+    ("not empty", body("z[i] = fold(lambda a0, b0: a0 + b0)(x[i, 0] for k in box(s1))")),
+    ("not empty", body("z[i] = fold(lambda a0, b0: a0 + b0)(x[i, 0] for k, l in box(3, 0))")),
+    ("reduction", body("z[i] = fold(lambda a0, b0: a0 + b0)(x[i, 0] for _ in box())")),
+    ("reduction", body("z[i] = fold(lambda a0, b0: a0 + b0)(x[i, k] for k in box(8))[1]")),
+    ("fold", body("z[i] = fold(lambda a0, b0: f64(a0))(x[i, k] for k in box(8))")),
+    ("fold", body("z[i] = fold(lambda a0, b0: (a0, b0))(x[i, k] for k in box(8))")),
+    ("fold", body("z[i] = fold(lambda a0, a1, b0, b1: a0)((x[i, k], n[i]) for k in box(8))")),
+    ("fold", body("z[i] = fold(lambda : ())(() for k in box(8))")),
+    ("fold", body("z[i] = fold(lambda a0, b0: a0 + fold(lambda a1, b1: a1)(x[i, l] for l in box(2)))(x[i, k]"
+                  " for k in box(8))")),
+    ("fold", body("m[i] = fold(lambda a0, b0: checked(a0, 8, True, 'IndexError', ''))(n[k] for k in box(8))")),
+    ("fold", body("z[i] = fold(lambda a0, b0: require(c[i], a0, 'ValueError', ''))(x[i, k] for k in box(8))")),
+    ("fold", body("for k in scan(64):", "    y[i, k] = fold(lambda a0, b0: a0 + y[i, 0])(x[i, k])")),
+    ("fold", body("for k in scan(64):", "    y[i, k] = fold(lambda a0, b0: a0 < b0)(x[i, k])")),
+    ("one element", body("z[0] = fold(lambda a0, b0: a0 + x[i, 0])(x[0, k] for k in box(8))")),
+    ("one element", body("z[0] = fold(lambda a0, b0: a0 + b0)(x[i, k] for k in box(8))")),
+    ("one element", body("for k in scan(64):", "    z[i] = fold(lambda a0, b0: a0)(f32(1.0))")),
+    ("bounds", body("z[i] = fold(lambda a0, b0: a0 + x[i + 1, 0])(x[i, k] for k in box(8))")),
+    ("bounds", body("for k in scan(65):", "    z[i] = fold(lambda a0, b0: a0)(x[i, k])")),
+    ("one dtype", body("for k in scan(8):", "    m[k] = fold(lambda a0, b0: a0)(x[0, k])")),
+    ("read only", body("for k in scan(8):", "    n[k] = fold(lambda a0, b0: a0)(m[k])")),
+    ("bound once", body("for i in scan(8):", "    z[i] = fold(lambda a0, b0: a0)(x[i, 0])")),
+    ("scan targets", body("for k in scan(8):", "    m[k], _ = fold(lambda a0, b0: a0)(n[k])")),
+    ("scan targets", body("for k in scan(8):", "    _ = fold(lambda a0, b0: a0)(n[k])")),
+    ("argument", body("v0 = each(lambda a0=left(0, f32): a0)", "z[i] = v0")),
+    ("argument", body("v0 = each(lambda a1=left(1, f32): a1)",
+                      "z[i] = fold(lambda a0, b0: v0)(x[i, k] for k in box(8))")),
+    ("argument", body("v0 = each(lambda a1=left(0, f64): a1)",
+                      "z[i] = fold(lambda a0, b0: f32(v0))(x[i, k] for k in box(8))")),
+    ("argument", body("v0 = each(lambda b1=right(0, f32): b1)",
+                      "z[i] = fold(lambda a0, b0: a0)(v0 for k in box(8))")),
     ("scan targets", body("for k in scan(8):", "    m[k] = cummax(n[k])")),
     ("scan targets", body("for k in scan(8):", "    m[k], _ = cumsum(n[k])")),
     ("scan targets", body("for k in scan(8):", "    _, _ = cummax(n[k])")),
@@ -279,6 +321,8 @@ def vector(name: str, size: indices.IndexLike = 8) -> Buffer:
 x, y = Parameter(vector("x"), "in"), Parameter(vector("y"), "out")
 s0 = Size("s0", 2, 8)
 zero, two = Const(0.0, f32), Size("s0", 2, 9)
+along = Axis("k", indices.constant(8))
+at_along = Load(x.buffer, (indices.of_atom(along),))
 unordered = Index(0, ((1, (Axis("k", indices.constant(2)),)), (1, (i,))))
 BROKEN_NODES = [
     ("identifiers", Program("two words", (), (), (), ())),
@@ -293,6 +337,10 @@ BROKEN_NODES = [
     ("sizes", one_nest(Store(y.buffer, (at_i,), Cast(f32, Position(indices.of_atom(s0)))), y)),
     ("sizes", one_nest(Store(y.buffer, (at_i,), Cast(f32, Position(indices.of_atom(s0)))), y, sizes=(two,))),
     ("sizes", one_nest(Store(y.buffer, (at_i,), zero), Parameter(vector("w", indices.of_atom(s0)), "in"), y)),
+    ("bound", one_nest(Store(y.buffer, (at_i,), Fold((at_along,), (along,), (at_along,), 0)), x, y)),
+    ("argument", one_nest(Store(y.buffer, (at_i,), Fold((Argument("up", 0, f32),), (along,), (at_along,), 0)), x, y)),
+    ("argument", one_nest(Store(y.buffer, (at_i,), Fold((Argument("left", 1, f32),), (along,), (at_along,), 0)), x, y)),
+    ("argument", one_nest(Store(y.buffer, (at_i,), Fold((Argument("left", -1, f32),), (along,), (zero,), 0)), y)),
     ("normal form", one_nest(Store(y.buffer, (at_i,), Cast(f32, Position(Index(1, ((0, (i,)),))))), y)),
     ("normal form", one_nest(Store(y.buffer, (at_i,), Cast(f32, Position(Index(1, ((2, ()),))))), y)),
     ("normal form", one_nest(Store(y.buffer, (at_i,), Cast(f32, Position(Index(1, ((2, (i,)), (1, (i,))))))), y)),

@@ -120,6 +120,9 @@ def test_expressions_read_back_as_themselves(drawn: tuple[Expr, tuple[Buffer, ..
         "sum(w[k] * x[k2, k3] for k2, k3 in box(s0 - 1, 3))",
         "argmax(x[i, k1] for k1 in box(64)).index + i64(1)",
         "welford(x[i, k1] for k1 in box(64)).m2",
+        "fold(lambda a0, b0: a0 + b0)(x[i, k1] for k1 in box(64))",
+        "fold(lambda a0, a1, b0, b1: (a0 + b0, maximum(a1, b1)))((n[i], x[i, k1]) for k1 in box(64))[1] * f32(2.0)",
+        "fold(lambda a0, b0: a0 * b0 + w[k])(fold(lambda a0, b0: b0)(w[k3] for k3 in box(s0)) for k1, k2 in box(2, 3))",
         "x[at(n[i], 0, 7), (j // 4)]",
         "x[((i + 3*j) % 8), min(i, 2*j)]",
     ],
@@ -295,6 +298,22 @@ def test_parts_inside_reductions_say_their_axes() -> None:
     assert show(read(text)) == text
 
 
+def test_parts_of_a_combine_say_what_they_take_from_the_fold() -> None:
+    text = (
+        "v0 = each(lambda a0=left(0, f32), b1=right(1, i64): exp(a0 * f32(0.125) + f32(b1)) + w[k] * a0)\n"
+        "v1 = each(lambda a0=left(0, f32): x[i, k2] * a0 * f32(0.125) + f32(123456.5) for k2 in box(4))\n"
+        "fold(lambda a0, a1, b0, b1: (v0 * v0 + max(v1 for k2 in box(4)) - sum(v1 for k2 in box(4)), b1))"
+        "((x[i, k1], n[i]) for k1 in box(64))"
+    )
+    assert show(read(text)) == text
+
+
+def test_names_of_arguments_avoid_what_the_program_names() -> None:
+    a0, b0_1 = buffer("a0", "f32", 8), buffer("b0", "f32", 8)
+    text = "fold(lambda a0_1, b0_1: a0_1 + a0[i] + b0_1)(b0[k1] for k1 in box(8))"
+    assert show(parse_expr(text, (a0, b0_1), AXES)) == text
+
+
 def test_parts_of_every_statement_stand_before_it() -> None:
     text = """\
 def program(n: i64[64], x: f32[8, 64], y: inout(f32[8]), z: out(f32[8, 64])):
@@ -371,6 +390,17 @@ HEAD = "def program(s0: size(2), x: f32[8, 64], n: i64[8], y: out(f32[8, 64])):\
         ("y[i, j] *= x[i, j]", "expected a store, an accumulation, a scan or a check"),
         ("check(n[i] > i64(0), IndexError, 'no')", "expected a string"),
         ("for k in scan(8): y[i, k] = median(x[i, k])", "there is no scan median"),
+        ("for k in scan(8): y[i, k] = unfold(lambda a, b: a)(x[i, k])", "expected fold(lambda ...)"),
+        ("for k in scan(8): y[i, k] = fold(lambda a, b: c)(x[i, k])", "c is not an expression"),
+        ("for k in scan(8): y[i, k] = fold(lambda a: a)(x[i, k])", "expected 2 names for what is combined"),
+        ("y[i, j] = fold(lambda a, b, *c: a)(x[i, k] for k in box(8))", "expected 2 names for what is combined"),
+        ("y[i, j] = fold(lambda a, x: a)(x[i, k] for k in box(8))", "x has a meaning already"),
+        ("y[i, j] = fold(lambda a, b=left(0, f32): a)(x[i, k] for k in box(8))", "expected fold(lambda ...)"),
+        ("y[i, j] = fold(add)(x[i, k] for k in box(8))", "expected fold(lambda ...)"),
+        ("y[i, j] = fold(lambda a, b: a)(x[i, k] for k in box(8) if k)", "expected a fold over one box"),
+        ("y[i, j] = fold(lambda a, b: a)(x[i, j])", "expected a fold over one box"),
+        ("v = each(lambda a=middle(0, f32): a)", "expected what an argument is, like left(0, f32)"),
+        ("v = each(lambda a, b=left(0, f32): a)", "expected 1 names for what is combined"),
         ("for k in scan(8): y[i, k] = x[i, k]", "expected the targets of a scan and its call"),
         ("for k in box(8): y[i, k] = cumsum(x[i, k])", "expected scan(...)"),
         ("for k, l in scan(8, 8): y[k, l] = cumsum(x[k, l])", "a scan runs along one axis"),

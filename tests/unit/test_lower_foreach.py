@@ -65,8 +65,9 @@ def steps(make: Callable[..., Any], backend: str, options: dict[str, Any] | None
         lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, nesterov=True, weight_decay=0.01, foreach=True),
         lambda p: torch.optim.AdamW(p, 0.1, amsgrad=True, foreach=True),
         lambda p: torch.optim.RMSprop(p, 0.1, momentum=0.9, centered=True, foreach=True),
+        lambda p: torch.optim.Adam(p, 0.1, weight_decay=0.01),  # without lists: Dynamo writes products with sums
     ],
-    ids=["SGD", "AdamW", "RMSprop"],
+    ids=["SGD", "AdamW", "RMSprop", "Adam one by one"],
 )
 def test_optimizer_steps(make: Callable[..., Any]) -> None:
     expected = list(steps(make, "aot_eager", None))

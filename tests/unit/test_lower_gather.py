@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.unit.test_lower import NAN, assert_same, both
+from tests.unit.test_lower import NAN, assert_same, both, fallbacks
 
 aten = torch.ops.aten
 X = torch.arange(24.0).reshape(4, 6)
@@ -108,7 +108,62 @@ def test_searches() -> None:
     assert_same(lambda a, b: (torch.isin(a, b), torch.isin(a, b, invert=True)), values, values[:, 0])
 
 
+def test_searches_by_a_sorter() -> None:
+    rows, values = torch.randn(3, 9), torch.randn(3, 5)
+    assert_same(lambda s, v, o: torch.searchsorted(s, v, sorter=o), rows, values, rows.argsort())
+    assert_same(lambda s, o: torch.searchsorted(s, 0.5, side="right", sorter=o), rows[0], rows[0].argsort())
+    # Not sorted at all, with a position that comes twice: the search meets the elements that eager's meets.
+    assert_same(lambda s, v, o: torch.searchsorted(s, v, sorter=o, right=True), rows, values, rows.argsort() // 2)
+
+
+@pytest.mark.parametrize("place", [0, 4, 8])
+@pytest.mark.parametrize("wrong", [-1, 9])
+def test_all_of_a_sorter_is_checked(place: int, wrong: int) -> None:
+    """Also where the search for a large number never looks."""
+    order = torch.arange(9)
+    order[place] = wrong
+
+    def function(sequence: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+        return torch.searchsorted(sequence, 100.0, sorter=order)
+
+    raises_as_eager(function, torch.arange(9.0), order)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32], ids=str)
+@pytest.mark.parametrize("repeats", [[2, 0, 1, 3], [0, 0, 4], [1, 0, 0], [5]], ids=str)
+def test_positions_repeated(repeats: list[int], dtype: torch.dtype) -> None:
+    total, often = sum(repeats), torch.tensor(repeats, dtype=dtype)
+    assert_same(lambda r: torch.repeat_interleave(r, output_size=total), often)
+    assert_same(lambda x, r: torch.repeat_interleave(x, r, 0, output_size=total), X[: len(repeats)], often)
+
+
+@pytest.mark.parametrize("repeats", [[2, 1], [9, 9], [7, -1], [9, -1], [-6, 12]], ids=str)
+def test_repeats_that_do_not_fill_six_places(repeats: list[int]) -> None:
+    """Too few, too many, negative, and both: eager looks at the sum first."""
+    raises_as_eager(lambda r: torch.repeat_interleave(r, output_size=6), torch.tensor(repeats))
+
+
+def test_positions_repeated_in_symbolic_sizes() -> None:
+    function = lambda x, r: torch.repeat_interleave(x, r, 0, output_size=2 * x.shape[0])
+    ours = torch.compile(function, backend="ferrite", dynamic=True, options={"executor": "oracle", "strict": True})
+    for repeats in ([2, 0, 3, 3], [0, 4, 2]):
+        x = torch.randn(len(repeats), 3)
+        assert torch.equal(ours(x, torch.tensor(repeats)), function(x, torch.tensor(repeats)))
+        assert fallbacks() == set()
+
+
 BAD = torch.tensor([0, -1])
+
+
+def raises_as_eager(function: Callable[..., Any], *inputs: Any) -> None:
+    """The type and the first line of what eager raises."""
+    with pytest.raises((IndexError, RuntimeError)) as eager:
+        function(*inputs)
+    ours = torch.compile(function, backend="ferrite", options={"executor": "oracle", "strict": True})
+    with pytest.raises(type(eager.value)) as found:
+        ours(*inputs)
+    assert type(found.value) is type(eager.value)
+    assert str(found.value).splitlines()[0] == str(eager.value).splitlines()[0]
 
 
 @pytest.mark.parametrize(
@@ -138,13 +193,7 @@ BAD = torch.tensor([0, -1])
     ],
 )
 def test_positions_outside_raise_with_eagers_words(function: Callable[..., Any]) -> None:
-    with pytest.raises((IndexError, RuntimeError)) as eager:
-        function(X, BAD)
-    ours = torch.compile(function, backend="ferrite", options={"executor": "oracle", "strict": True})
-    with pytest.raises(type(eager.value)) as found:
-        ours(X, BAD)
-    assert type(found.value) is type(eager.value)
-    assert str(found.value).splitlines()[0] == str(eager.value).splitlines()[0]
+    raises_as_eager(function, X, BAD)
 
 
 @pytest.mark.parametrize("count", [3, 8])

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from ferrite.graph.decompose import OWN, decomposition_table
+from ferrite.graph.decompose import DECOMPOSED, OWN, decomposition_table
+from ferrite.graph.names import resolve
 from tests.unit.test_lower import assert_same, fallbacks
 
 aten = torch.ops.aten
@@ -111,6 +112,21 @@ def test_batch_norm_of_strided_tensors_gives_eagers_strides() -> None:
     trained(nn.BatchNorm2d(4).eval(), torch.randn(5, 3, 6, 4).permute(1, 3, 0, 2))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES], ids=str)
+def test_layer_norm_without_bias_gives_no_negative_zero(dtype: torch.dtype) -> None:
+    x, weight = torch.full((2, 5), 2.5, dtype=dtype), -torch.ones(5, dtype=dtype)
+    assert_same(lambda x, w: nn.functional.layer_norm(x, [5], w), x, weight)
+    assert_same(lambda x, w: nn.functional.layer_norm(x, [5], w, -torch.zeros_like(w)), x, weight)
+
+
+def test_strides_of_norms_of_nothing_are_eagers() -> None:
+    """Tracing promises other strides for products of tensors without elements, and for copies of them."""
+    for dtype in (torch.float32, torch.float16):
+        compiled = torch.compile(nn.functional.rms_norm, backend="ferrite", options={"executor": "oracle"})
+        x, weight = torch.empty(0, 1, dtype=dtype), torch.ones(1, dtype=dtype)
+        assert compiled(x, [1], weight).stride() == nn.functional.rms_norm(x, [1], weight).stride() == (1, 0)
+
+
 def test_norms_of_nothing() -> None:
     trained(nn.LayerNorm(4), torch.empty(0, 4))
     trained(nn.GroupNorm(2, 4), torch.empty(0, 4, 3))
@@ -146,7 +162,7 @@ def test_weight_norm() -> None:
 
 def test_own_decompositions_serve_lowering_only() -> None:
     assert not decomposition_table()
-    assert decomposition_table(use_rows=True).keys() == OWN.keys()
+    assert decomposition_table(use_rows=True).keys() == OWN.keys() | {resolve(name) for name, _ in DECOMPOSED}
     assert aten.gelu.default in decomposition_table(("aten.gelu.default",))
 
 

@@ -304,6 +304,26 @@ def test_zero_dimensions_and_zero_sizes() -> None:
     )
 
 
+def test_strides_of_nothing_are_eagers() -> None:
+    """Where shapes differ, eager orders dimensions of equal strides by their sizes, and tracing does not. A number has
+    a shape of its own."""
+    x, one = torch.empty(3, 0, 1), torch.ones(1)
+    assert_same(lambda x, y: x * y, torch.empty(0, 1), one, eager=("aten.mul.Tensor",))
+    assert_same(lambda x, y: (x + y, x + 2), x, one, eager=("aten.add.Tensor",))
+    assert_same(lambda x, y: x - y[0], x, one, eager=("aten.sub.Tensor",))
+    assert_same(lambda x, y: (x + x, x.neg(), x.transpose(0, 1) * x.transpose(0, 1)), x, one)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64], ids=str)
+def test_a_product_added_in_place(dtype: torch.dtype) -> None:
+    """Dynamo writes an op of its own for addcmul_ and addcdiv_ with a factor, which only it defines."""
+    x, y, z = ((torch.randn(3, 5) * 9).to(dtype) for _ in range(3))
+    assert_same(lambda x, y, z: x.clone().addcmul_(y, z, value=3), x, y, z, exact=not dtype.is_floating_point)
+    assert_same(lambda x, y, z: x.clone().addcmul_(y, z[:1], value=3), x, y, z, exact=not dtype.is_floating_point)
+    if dtype.is_floating_point:
+        assert_same(lambda x, y, z: x.clone().addcdiv_(y, z, value=-0.3), x, y, z, exact=False)
+
+
 def test_views_and_steps_are_read_as_they_lie() -> None:
     x = torch.arange(1, 25).reshape(4, 6)
     assert_same(lambda v: (v.t() // v.t().flip(0), v[:, ::2] % v[:, 1::2], v.t()[1:] ** 2), x)

@@ -170,6 +170,32 @@ def test_what_eager_refuses_is_refused_as_by_eager(dtype: torch.dtype) -> None:
     assert messages[0] == messages[1]
 
 
+def test_values_go_back_to_where_they_were_taken_from() -> None:
+    values, where = F.max_pool2d(rand(2, 3, 6, 8), 2, return_indices=True)
+    assert_same(lambda v, i: F.max_unpool2d(v, i, 2), values, where)
+    assert_same(lambda v, i: F.max_unpool2d(v, i, 2, output_size=(7, 8)), last(values), last(where))
+    assert_same(lambda v, i: F.max_unpool2d(v[0].half(), i[0], 2), values, where)
+    assert_same(lambda v, i: F.max_unpool2d(v, i, 2), last(values[:, :1]), where[:, :1])
+    assert_same(lambda v, i: F.max_unpool1d(v, i, 2), *F.max_pool1d(rand(3, 8), 2, return_indices=True))
+    assert_same(lambda v, i: F.max_unpool3d(v, i, 2), *F.max_pool3d(rand(2, 3, 4, 4, 6), 2, return_indices=True))
+    # Of values that meet the last one stays.
+    assert_same(lambda v, i: F.max_unpool2d(v, i * 0, 2), values, where)
+
+
+@pytest.mark.parametrize("beyond", [30, -30])
+def test_a_position_outside_its_plane_raises_with_eagers_words(beyond: int) -> None:
+    values, where = F.max_pool2d(rand(1, 1, 4, 8), 2, return_indices=True)
+    where[0, 0, 1, 2] += beyond
+    function = lambda v, i: F.max_unpool2d(v, i, 2)
+    messages = []
+    for call in (function, torch.compile(function, backend="ferrite", options={"executor": "oracle", "strict": True})):
+        with pytest.raises(RuntimeError) as raised:
+            call(values, where)
+        messages.append(str(raised.value).splitlines()[0])
+    assert messages[0] == messages[1]
+    assert fallbacks() == set()
+
+
 def test_symbolic_sizes() -> None:
     x = rand(2, 3, 8, 9)
     assert_same_dynamic(lambda v: F.max_pool2d(v, 3, 2, 1, return_indices=True), x)

@@ -171,3 +171,16 @@ def test_symbolic_sizes(sizes: tuple[int, int]) -> None:
 
 def test_as_strided_stays_in_eager_and_its_readers_do_not() -> None:
     assert_same(lambda x: x.as_strided((3, 2), (1, 1), 2) * 2, X, eager=("aten.as_strided.default",))
+
+
+@pytest.mark.parametrize("sizes", [(4, 4), (3, 7), (7, 3), (1, 5), (0, 3), (3, 0)], ids=str)
+def test_indices_of_triangles(sizes: tuple[int, int]) -> None:
+    def function() -> list[torch.Tensor]:
+        made = (torch.tril_indices, torch.triu_indices)
+        return [make(*sizes, offset=offset) for offset in (-8, -2, -1, 0, 1, 2, 8) for make in made]
+
+    assert_same(function)
+
+
+def test_indices_of_triangles_of_another_dtype() -> None:
+    assert_same(lambda: torch.tril_indices(300, 200, 17, dtype=torch.int32))

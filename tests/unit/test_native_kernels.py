@@ -1,4 +1,4 @@
-"""Native kernels against the oracle: sizes around the vector width, threads, errors."""
+"""Native kernels against the oracle: random loop programs, sizes around the vector width, threads, errors."""
 
 from __future__ import annotations
 
@@ -8,15 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
 
 from ferrite.artifact.kernels import openmp
 from ferrite.loops import oracle, oracle_values
+from ferrite.loops.dtypes import DType
 from ferrite.loops.index import evaluate, free_sizes
 from ferrite.loops.nodes import Buffer, Program
 from ferrite.loops.text import parse_program
 from ferrite.native import build
 from ferrite.native.emit import emit
 from ferrite.native.target import Target, host, named, runs_here
+from tests.unit.loop_programs import programs, size_values
+from tests.unit.test_rewrite import array
 
 TARGETS = [target for target in (host(), named("x86-64-v3"), named("x86-64")) if runs_here(target)]
 
@@ -55,6 +60,62 @@ def memory(buffer: Buffer, sizes: dict[str, int]) -> Any:
     reach = 1 + sum(max(n - 1, 0) * s for n, s in zip(shape, strides, strict=True))
     flat = np.zeros(max(reach, 1), kind)
     return np.lib.stride_tricks.as_strided(flat, shape, [s * kind.itemsize for s in strides])
+
+
+def agrees(ours: Any, theirs: Any, dtype: DType) -> bool:
+    """Integers and bools by bits; floats within the rounding of a few operations, NaN and infinities in place."""
+    if not dtype.is_float:
+        return bool(np.array_equal(theirs, ours))
+    a, b = (oracle_values.from_storage(each, dtype).astype(np.float64) for each in (theirs, ours))
+    tolerance = {64: 1e-10, 32: 2e-4, 16: 5e-2}[dtype.bits]
+    return bool(np.allclose(a, b, rtol=tolerance, atol=tolerance, equal_nan=True))
+
+
+def inputs(program: Program, sizes: dict[str, int], seed: int) -> dict[str, Any]:
+    rng = np.random.default_rng(seed)
+    arrays = {}
+    for parameter in program.parameters:
+        laid = arrays[parameter.buffer.name] = memory(parameter.buffer, sizes)
+        laid[...] = array(parameter.buffer, laid.shape, rng)
+    return arrays
+
+
+def assert_as_the_oracle(program: Program, code: Code, sizes: dict[str, int], seed: int, threads: int = 1) -> None:
+    ours = inputs(program, sizes, seed)
+    theirs = {name: each.copy() for name, each in ours.items()}
+    oracle.run(program, sizes, theirs)
+    assert code(sizes, ours, threads) == 0
+    for parameter in program.parameters:
+        name = parameter.buffer.name
+        assert agrees(ours[name], theirs[name], parameter.buffer.dtype), name
+
+
+RANDOM = settings(
+    max_examples=25,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=[Phase.generate],  # a failure prints its program; making it smaller takes minutes
+    suppress_health_check=list(HealthCheck),
+)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, for what overflows in the oracle
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+@RANDOM
+@given(st.data())
+def test_random_programs_agree_with_the_oracle(target: Target, data: Any) -> None:
+    program = data.draw(programs())
+    code = Code(program, target)
+    if code.refused is None:
+        assert_as_the_oracle(program, code, data.draw(size_values(program)), data.draw(st.integers(0, 1000)), 2)
+
+
+@RANDOM
+@given(st.data())
+def test_random_programs_become_code_for_processors_that_are_not_here(data: Any) -> None:
+    emitted = emit([data.draw(programs())], named("x86-64-v4"))
+    assert build.build(emitted.text, named("x86-64-v4"))
 
 
 ROW_PROGRAMS = {
@@ -100,6 +161,37 @@ def kernel(s0: size(1, 100000), x: f32[s0, 96], y: out(f32[s0, 96])):
     assert len(set(results)) == 1
 
 
+def test_long_sums_keep_their_digits() -> None:
+    """One running sum would be off by 1e-6 in the first, 1e-5 in the second."""
+    x = np.random.default_rng(0).random(3_200_000, dtype=np.float32)
+    for rows, columns, sums in ((3_200_000, 1, "x[k, 0]"), (200_000, 16, "x[k, c]")):
+        text = f"""
+def kernel(x: f32[{rows}, {columns}], y: out(f32[{columns}])):
+    for c in box({columns}):
+        y[c] = sum({sums} for k in box({rows}))
+"""
+        y = np.zeros(columns, np.float32)
+        assert Code(parse_program(text), host())({}, {"x": x, "y": y}) == 0
+        np.testing.assert_allclose(y, x.reshape(rows, columns).sum(axis=0, dtype=np.float64), rtol=4e-7)
+
+
+LANES_AROUND = """
+def kernel(s0: size(1, 50), n: i64[s0], x: f32[9, 6], y: out(f32[s0, 9]), z: out(f32[s0, 9])):
+    for i, j in box(s0, 9):
+        y[i, j] = guarded(n[i] > i64(0), x[j, 0] * sum(max(x[l, k % 6] for l in box(9)) for k in box(9)), f32(7.0))
+        z[i, j] = fold(lambda a0, a1, b0, b1: (a0 * b0, a1 * b0 + b1))((x[j, k], x[i % 9, k]) for k in box(6))[1]
+"""
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+def test_reductions_that_are_the_same_in_all_lanes_and_folds_in_their_order(target: Target) -> None:
+    program = parse_program(LANES_AROUND)
+    code = Code(program, target)
+    assert code.refused is None
+    for s0 in (1, 8, 33):
+        assert_as_the_oracle(program, code, {"s0": s0}, s0)
+
+
 def test_a_failed_check_raises_what_eager_raises_and_the_next_call_works() -> None:
     table, good, bad = torch.randn(10, 40), torch.arange(10).repeat(300), torch.full((3000,), 10)
     function = torch.compile(
@@ -110,3 +202,27 @@ def test_a_failed_check_raises_what_eager_raises_and_the_next_call_works() -> No
     with pytest.raises(IndexError, match="index out of range in self"):
         function(table, bad)
     assert torch.equal(function(table, good), expected)
+
+
+FOLD_SCAN = """\
+def program(s0: size(0, 9), a: {0}[5, s0], b: {1}[5, s0], w: {0}[5], y: out({0}[5, s0]), z: inout({1}[5, s0])):
+    for i in box(5):
+        for k in scan(s0):
+            y[i, k], z[i, k] = fold(lambda a0, a1, b0, b1: ({2}, {3}))(a[i, k], {1}(b[i, k]) + z[i, k])
+"""
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+def test_scans_of_folds(target: Target) -> None:
+    """A recurrence, several dtypes, halves, a combine that reads memory, one that divides real neighbours only."""
+    for parts in (
+        ("f32", "f32", "a0 * b0", "a1 * b0 + b1"),
+        ("f64", "i32", "maximum(a0, b0)", "where(b0 > a0, b1, a1 + i32(1))"),
+        ("bf16", "f16", "a0 + b0 * w[i]", "a1 * b1"),
+        ("i64", "i64", "a0 + b0", "floordiv(b1, a0 * a0 + i64(1))"),
+    ):
+        program = parse_program(FOLD_SCAN.format(*parts))
+        code = Code(program, target)
+        assert code.refused is None
+        for extent in (0, 1, 2, 9):
+            assert_as_the_oracle(program, code, {"s0": extent}, extent, threads=2)

@@ -449,6 +449,17 @@ def test_fma_of_special_values() -> None:
     assert_same(operate("fma", a.double(), b.double(), c.double()), (a * b + c).double(), a, b, c)
 
 
+@pytest.mark.parametrize("dtype", [f64, f32, f16, bf16], ids=str)
+def test_fma_of_a_product_that_does_not_fit(dtype: DType) -> None:
+    """The product is finite and only its sum is rounded: an infinity beside it stays, of whichever sign."""
+    large = torch.finfo(TORCH[dtype]).max
+    for sign, addend in ((1.0, -INF), (-1.0, INF), (1.0, INF), (1.0, NAN)):
+        a, b, c = (torch.tensor([value], dtype=TORCH[dtype]) for value in (large, sign * large, addend))
+        assert_same(operate("fma", a, b, c), c)
+    a, c = torch.tensor([large], dtype=TORCH[dtype]), torch.tensor([-large], dtype=TORCH[dtype])
+    assert_same(operate("fma", a, a, c), torch.tensor([INF], dtype=TORCH[dtype]))
+
+
 @pytest.mark.parametrize("dtype", INTS, ids=str)
 def test_popcount(dtype: DType) -> None:
     values = special(dtype)

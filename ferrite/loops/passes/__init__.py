@@ -17,14 +17,15 @@ from ferrite.loops.passes.fold_select import fold_select
 from ferrite.loops.passes.merge_axes import merge_axes
 from ferrite.loops.passes.simplify_guards import simplify_guards
 
-# Before fusion: expressions become smaller, the boxes of the nests stay.
+# Before fusion: expressions become smaller, the boxes of the nests keep all axes that are longer than 1.
 LOOP_PASSES: tuple[Callable[[Program], Program], ...] = (
     drop_identity,
     fold_constants,
     simplify_guards,
     fold_select,
     drop_dead_stores,
+    drop_unit_axes,
 )
 
 # After fusion: nests with fewer and longer axes. Before it they would hide that two nests run over the same box.
-BOX_PASSES: tuple[Callable[[Program], Program], ...] = (drop_unit_axes, merge_axes)
+BOX_PASSES: tuple[Callable[[Program], Program], ...] = (merge_axes,)

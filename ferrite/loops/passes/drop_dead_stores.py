@@ -11,8 +11,9 @@ can raise stays.
 
 from __future__ import annotations
 
-from ferrite.loops.nodes import Accumulate, Buffer, Load, Nest, Program, Scan, Statement, Store
-from ferrite.loops.rewrite import can_raise, walk
+from ferrite.loops.access import read_by, written_by
+from ferrite.loops.nodes import Buffer, FoldScan, Nest, Program, Scan, Statement
+from ferrite.loops.rewrite import can_raise
 
 
 def drop_dead_stores(program: Program) -> Program:
@@ -26,7 +27,7 @@ def drop_dead_stores(program: Program) -> Program:
         if body:
             kept.append(nest if body == nest.body else Nest(nest.axes, body))
     nests = tuple(reversed(kept))
-    used = read | {buffer for nest in nests for statement in nest.body for buffer in _written(statement)}
+    used = read | {buffer for nest in nests for statement in nest.body for buffer in written_by(statement)}
     return Program(
         program.name,
         program.sizes,
@@ -46,16 +47,16 @@ def _live(body: tuple[Statement, ...], local_buffers: frozenset[Buffer], read: s
         for statement in reversed(body):
             if statement in live:
                 continue
-            if can_raise(statement) or any(b not in local_buffers or b in read for b in _written(statement)):
+            if can_raise(statement) or any(b not in local_buffers or b in read for b in written_by(statement)):
                 live.add(statement)
-                read |= _read(statement)
+                read |= read_by(statement)
                 grown = True
     return tuple(_without_dead_targets(statement, local_buffers, read) for statement in body if statement in live)
 
 
 def _without_dead_targets(statement: Statement, local_buffers: frozenset[Buffer], read: set[Buffer]) -> Statement:
     """A scan keeps only the results that someone reads, and at least one."""
-    if not isinstance(statement, Scan):
+    if not isinstance(statement, (Scan, FoldScan)):
         return statement
     targets = tuple(
         None if target is None or (target[0] in local_buffers and target[0] not in read) else target
@@ -63,18 +64,6 @@ def _without_dead_targets(statement: Statement, local_buffers: frozenset[Buffer]
     )
     if targets == statement.targets or not any(targets):
         return statement
+    if isinstance(statement, FoldScan):
+        return FoldScan(statement.combine, statement.axis, targets, statement.values)
     return Scan(statement.operation, statement.axis, targets, statement.value)
-
-
-def _written(statement: Statement) -> tuple[Buffer, ...]:
-    match statement:
-        case Store(buffer=buffer) | Accumulate(buffer=buffer):
-            return (buffer,)
-        case Scan(targets=targets):
-            return tuple(target[0] for target in targets if target is not None)
-    return ()
-
-
-def _read(statement: Statement) -> set[Buffer]:
-    found = {node.buffer for node in walk(statement) if isinstance(node, Load)}
-    return found | {statement.buffer} if isinstance(statement, Accumulate) else found

@@ -22,6 +22,8 @@ from ferrite.loops.nodes import (
     Accumulate,
     Checked,
     Expr,
+    Fold,
+    FoldScan,
     Load,
     Nest,
     Position,
@@ -44,21 +46,29 @@ def merge_axes(program: Program) -> Program:
 
 
 def _merge_in_nest(nest: Nest, taken: frozenset[str]) -> Nest:
-    joins = _Joins(taken)
+    joins = Joins(taken)
+    axes, body = merged(nest.axes, nest.body, joins)
+    return merged_in_reductions(Nest(axes, body), joins)
+
+
+def merged_in_reductions(tree: T, joins: Joins) -> T:
+    """The same with the axes of every reduction in it merged."""
 
     def merge_in_reduce(node: Expr) -> Expr | None:
         """sum(x[i, k, l] for k, l in box(4, 8)) -> sum(x[i, k_l // 8, k_l % 8] for k_l in box(32))"""
         match node:
             case Reduce(operation=operation, axes=axes, body=body, result=result):
-                kept, (moved,) = _merged(axes, (body,), joins)
+                kept, (moved,) = merged(axes, (body,), joins)
                 return Reduce(operation, kept, moved, result) if kept != axes else None
+            case Fold(combine=combine, axes=axes, values=values, result=number):
+                kept, several = merged(axes, values, joins)
+                return Fold(combine, kept, several, number) if kept != axes else None
         return None
 
-    axes, body = _merged(nest.axes, nest.body, joins)
-    return apply_rules(Nest(axes, body), (merge_in_reduce,))
+    return apply_rules(tree, (merge_in_reduce,))
 
 
-class _Joins:
+class Joins:
     """The axes that pairs became. A pair becomes the same axis wherever it is bound in a nest, so that reductions which
     are computed together still are."""
 
@@ -76,7 +86,7 @@ class _Joins:
         return found
 
 
-def _merged(axes: tuple[Axis, ...], body: tuple[T, ...], joins: _Joins) -> tuple[tuple[Axis, ...], tuple[T, ...]]:
+def merged(axes: tuple[Axis, ...], body: tuple[T, ...], joins: Joins) -> tuple[tuple[Axis, ...], tuple[T, ...]]:
     """The axes with every pair merged that can be, from the innermost pair outwards."""
     for position in reversed(range(1, len(axes))):
         outer, inner = axes[position - 1], axes[position]
@@ -102,7 +112,7 @@ def _places(node: Tree) -> Iterator[Index]:
             yield linear(places, buffer.strides)
         case Accumulate(buffer=buffer, index=places):
             yield linear(places, buffer.strides)
-        case Scan(targets=targets):
+        case Scan(targets=targets) | FoldScan(targets=targets):
             yield from (linear(target[1], target[0].strides) for target in targets if target is not None)
         case Position(index=place) | Checked(size=place) | Random(counter=place):
             yield place

@@ -1,0 +1,48 @@
+"""What lowering hands to the schedule: the steps of one graph in order, and everything they need. Plain data."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from ferrite.host.nodes import Call, Input, Launch
+from ferrite.loops.nodes import Program
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Something that the schedule did or did not do, to what, and why."""
+
+    what: str
+    subjects: tuple[str, ...]
+    taken: bool
+    reason: str
+
+
+@dataclass(frozen=True)
+class Body:
+    """One callable: its steps in order. `memory`: for a name that shares memory with others, the one name that stands
+    for all of them; `writes`: for the result of a call, the names of the arguments that it writes to."""
+
+    name: str
+    inputs: tuple[Input, ...]
+    steps: tuple[Call | Launch, ...]
+    result: Any
+    memory: dict[str, str] = field(default_factory=dict)
+    writes: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A graph, the functions that its operators call, and the kernels and constants of all of them. `fallbacks` and
+    `reasons`: what runs in eager; `choices`: what the schedule did."""
+
+    main: Body
+    functions: tuple[Body, ...] = ()
+    kernels: tuple[Program, ...] = ()
+    constants: dict[str, Any] = field(default_factory=dict)
+    fallbacks: Counter[str] = field(default_factory=Counter)
+    reasons: dict[str, str] = field(default_factory=dict)
+    lowered: int = 0
+    choices: tuple[Choice, ...] = ()

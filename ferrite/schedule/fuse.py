@@ -1,0 +1,302 @@
+"""Kernels that run side by side become one kernel whose loops they share. What only they read needs no tensor.
+
+Launches are taken in order. One may move up to an earlier kernel if everything that it depends on comes before that
+kernel or is in it, and joins it if `arrange.join` finds loops for both. What lies in between stays where it is, so
+nothing but kernels changes places; one that can raise does not pass a call, so that errors come in eager's order.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ferrite.host.lowered import Body, Choice, Lowered
+from ferrite.host.nodes import Call, Launch
+from ferrite.loops.kernel import kernel_of
+from ferrite.loops.nodes import Buffer, Nest, Program
+from ferrite.loops.rewrite import can_raise, replace_buffers
+from ferrite.schedule.arrange import Loop, Refusal, join
+from ferrite.syntax import refs
+
+ALLOCATE = "aten.empty_strided.default"
+MOST_BUFFERS = 32  # of one kernel
+MOST_TRIES = 3  # earlier kernels that a launch is offered to
+
+
+def fuse(lowered: Lowered) -> Lowered:
+    """Join the launches of a graph, and those of the functions that it calls."""
+    if not lowered.kernels:
+        return lowered
+    kernels, constants = _Kernels(lowered.kernels), frozenset(lowered.constants)
+    runs = [_Fusion(body, kernels, constants) for body in (lowered.main, *lowered.functions)]
+    main, *functions = (run.run() for run in runs)
+    choices = tuple(choice for run in runs for choice in run.choices)
+    used = {step.kernel for body in (main, *functions) for step in body.steps if isinstance(step, Launch)}
+    programs = tuple(program for program in kernels.all() if program.name in used)
+    return replace(lowered, main=main, functions=tuple(functions), kernels=programs, choices=lowered.choices + choices)
+
+
+@dataclass
+class _Part:
+    """One launch with the buffers of the graph in the place of the kernel's own."""
+
+    launch: Launch
+    nests: tuple[Nest, ...]
+    read: tuple[Buffer, ...]
+    written: tuple[Buffer, ...]
+    in_place: tuple[Buffer, ...]
+    raises: bool
+    size_names: tuple[str, ...]
+
+    @property
+    def buffers(self) -> Iterator[Buffer]:
+        yield from self.read
+        yield from self.written
+
+
+@dataclass
+class _Group:
+    """Launches that have become one. `loop` is None if their nests do not share loops."""
+
+    position: int
+    parts: list[_Part]
+    loop: Loop | None
+    allocations: list[Call] = field(default_factory=list)
+
+    def buffers(self) -> dict[Buffer, None]:
+        return {buffer: None for part in self.parts for buffer in part.buffers}
+
+    def written(self) -> dict[Buffer, None]:
+        return {buffer: None for part in self.parts for buffer in part.written}
+
+
+class _Fusion:
+    """One walk over the steps of a body."""
+
+    def __init__(self, body: Body, kernels: _Kernels, constants: frozenset[str]) -> None:
+        self.body, self.kernels, self.constants = body, kernels, constants
+        self.items: list[Call | _Group] = []
+        self.last_write: dict[str, int] = {}  # by the name that stands for the memory
+        self.last_touch: dict[str, int] = {}
+        self.last_call = -1
+        self.groups_at: defaultdict[str, list[_Group]] = defaultdict(list)
+        self.waiting: dict[str, Call] = {}  # allocations whose kernel has not come yet
+        self.choices: list[Choice] = []
+
+    def run(self) -> Body:
+        ours = self._filled_by_kernels()
+        for step in self.body.steps:
+            if isinstance(step, Launch):
+                self._place(self._part(step))
+            elif step.target == ALLOCATE and step.result in ours:
+                self.waiting[step.result] = step
+            else:
+                self._call(step)
+        return self._result()
+
+    def _filled_by_kernels(self) -> set[str]:
+        """Tensors that are allocated for a kernel to fill."""
+        found = set()
+        for step in self.body.steps:
+            if isinstance(step, Launch):
+                parameters = self.kernels.programs[step.kernel].parameters
+                found |= {n for n, p in zip(step.buffers, parameters, strict=True) if p.role == "out"}
+        return found
+
+    def _root(self, name: str) -> str:
+        return self.body.memory.get(name, name)
+
+    # ---- what steps touch
+
+    def _call(self, step: Call) -> None:
+        position = self.last_call = len(self.items)
+        self.items.append(step)
+        for name in refs((step.args, step.kwargs)):
+            self.last_touch[self._root(name)] = position
+        for name in (step.result, *self.body.writes.get(step.result, ())):
+            self.last_write[self._root(name)] = self.last_touch[self._root(name)] = position
+
+    def _part(self, launch: Launch) -> _Part:
+        program = self.kernels.programs[launch.kernel]
+        names = dict(zip((p.buffer for p in program.parameters), launch.buffers, strict=True))
+        moved = {b: Buffer(name, b.dtype, b.sizes, b.strides) for b, name in names.items()}
+        result = launch.buffers[-1] if launch.buffers else launch.kernel
+        moved |= {b: Buffer(f"{result}.{b.name}", b.dtype, b.sizes, b.strides) for b in program.locals}
+        roles = {moved[p.buffer]: p.role for p in program.parameters}
+        nests = tuple(replace_buffers(nest, moved) for nest in program.nests)
+        return _Part(
+            launch,
+            nests,
+            tuple(buffer for buffer, role in roles.items() if role == "in"),
+            tuple(buffer for buffer, role in roles.items() if role != "in"),
+            tuple(buffer for buffer, role in roles.items() if role == "inout"),
+            any(can_raise(nest) for nest in nests),
+            tuple(size.name for size in program.sizes),
+        )
+
+    def _earliest(self, part: _Part) -> int:
+        """The position before which the launch must not stand."""
+        needs = [self.last_write.get(self._root(b.name), -1) for b in part.read]
+        needs += [self.last_touch.get(self._root(b.name), -1) for b in part.written]
+        sizes = [part.launch.sizes, *(self.waiting[b.name].args for b in part.written if b.name in self.waiting)]
+        needs += [self.last_write.get(self._root(name), -1) for name in refs(sizes)]
+        if part.raises:
+            needs.append(self.last_call)
+        return max(needs, default=-1)
+
+    # ---- joining
+
+    def _place(self, part: _Part) -> None:
+        """Into an earlier kernel, or into one of its own."""
+        earliest = self._earliest(part)
+        for group in self._candidates(part, earliest):
+            loop = self._joined(group, part)
+            subjects = (_name(group.parts[-1]), _name(part))
+            if isinstance(loop, Refusal):
+                self.choices.append(Choice("fuse", subjects, False, str(loop)))
+                continue
+            self.choices.append(Choice("fuse", subjects, True, f"they share loops over {_box(loop)}"))
+            group.loop = loop
+            group.parts.append(part)
+            self._enter(group, part)
+            return
+        group = _Group(len(self.items), [part], _one_loop(part.nests))
+        self.items.append(group)
+        self._enter(group, part)
+
+    def _enter(self, group: _Group, part: _Part) -> None:
+        group.allocations += [self.waiting.pop(b.name) for b in part.written if b.name in self.waiting]
+        for buffer in part.buffers:
+            root = self._root(buffer.name)
+            self.last_touch[root] = max(self.last_touch.get(root, -1), group.position)
+            if group not in self.groups_at[root][-1:]:
+                self.groups_at[root].append(group)
+        for buffer in part.written:
+            root = self._root(buffer.name)
+            self.last_write[root] = max(self.last_write.get(root, -1), group.position)
+
+    def _candidates(self, part: _Part, earliest: int) -> list[_Group]:
+        """Earlier kernels that touch the same memory, latest first."""
+        found = {
+            group.position: group
+            for buffer in part.buffers
+            for group in self.groups_at[self._root(buffer.name)][-MOST_TRIES:]
+            if group.position >= earliest
+        }
+        return [found[position] for position in sorted(found, reverse=True)][:MOST_TRIES]
+
+    def _joined(self, group: _Group, part: _Part) -> Loop | Refusal:
+        if group.loop is None:
+            return Refusal("the nests of the first do not share loops")
+        together = group.buffers() | dict.fromkeys(part.buffers)
+        if len(together) > MOST_BUFFERS:
+            return Refusal("there are too many tensors")
+        in_place = part.in_place or any(one.in_place for one in group.parts)
+        if in_place and (part.raises or any(one.raises for one in group.parts)):
+            return Refusal("one writes in place, and one may raise before all is written")
+        if self._under_two_names(together, {*group.written(), *part.written}):
+            return Refusal("they know the same memory by different names")
+        loop: Loop | Refusal = group.loop
+        for nest in part.nests:
+            if isinstance(loop, Refusal):
+                break
+            loop = join(loop, nest)
+        return loop
+
+    def _under_two_names(self, buffers: Iterable[Buffer], written: set[Buffer]) -> bool:
+        """Whether memory that one of them writes is known as two buffers: what touches what cannot be seen."""
+        known: defaultdict[str, list[Buffer]] = defaultdict(list)
+        for buffer in buffers:
+            known[self._root(buffer.name)].append(buffer)
+        return any(len(them) > 1 and not written.isdisjoint(them) for them in known.values())
+
+    # ---- the steps afterwards
+
+    def _result(self) -> Body:
+        if not any(choice.taken for choice in self.choices):
+            return self.body
+        outside = self._read_outside()
+        steps: list[Call | Launch] = []
+        for item in self.items:
+            if isinstance(item, Call):
+                steps.append(item)
+                continue
+            kept = [b for b in item.written() if len(item.parts) == 1 or outside[self._root(b.name)] > 1]
+            wanted = {buffer.name for buffer in kept}
+            steps += [call for call in item.allocations if call.result in wanted]
+            steps.append(_launch(item, tuple(kept), self.kernels))
+        steps += self.waiting.values()
+        return replace(self.body, steps=tuple(steps))
+
+    def _read_outside(self) -> defaultdict[str, int]:
+        """How many items touch each memory; what the caller gets or gave is touched outside."""
+        count: defaultdict[str, int] = defaultdict(int)
+        for item in self.items:
+            names = (b.name for b in item.buffers()) if isinstance(item, _Group) else refs((item.args, item.kwargs))
+            for root in {self._root(name) for name in names}:
+                count[root] += 1
+        given = (entry.name for entry in self.body.inputs)
+        for name in (*refs(self.body.result), *given, *self.constants):
+            count[self._root(name)] += 2
+        return count
+
+
+class _Kernels:
+    """Distinct programs by structure; new ones get the next free number."""
+
+    def __init__(self, programs: Iterable[Program]) -> None:
+        self.programs = {program.name: program for program in programs}
+        self.names = {_plain(program): program.name for program in self.programs.values()}
+        self.taken = set(self.names.values())
+        self.next = len(self.taken)
+
+    def name(self, program: Program) -> str:
+        known = self.names.get(program)
+        while known is None:
+            wanted = f"kernel_{self.next}"
+            self.next += 1
+            if wanted not in self.taken:
+                known = self.names[program] = wanted
+                self.taken.add(wanted)
+        return known
+
+    def all(self) -> Iterator[Program]:
+        for program, name in self.names.items():
+            yield Program(name, program.sizes, program.parameters, program.locals, program.nests)
+
+
+def _plain(program: Program) -> Program:
+    return Program("kernel", program.sizes, program.parameters, program.locals, program.nests)
+
+
+def _launch(group: _Group, written: tuple[Buffer, ...], kernels: _Kernels) -> Launch:
+    if len(group.parts) == 1:
+        return group.parts[0].launch
+    nests = tuple(nest for part in group.parts for nest in part.nests)
+    in_place = {buffer for part in group.parts for buffer in part.in_place}
+    program, buffers = kernel_of(nests, written, in_place=in_place)
+    sizes: dict[str, Any] = {}
+    for part in group.parts:
+        sizes |= dict(zip(part.size_names, part.launch.sizes, strict=True))
+    source = ", ".join(dict.fromkeys(part.launch.source for part in group.parts if part.launch.source))
+    given = tuple(sizes[size.name] for size in program.sizes)
+    return Launch(kernels.name(program), tuple(buffer.name for buffer in buffers), given, source)
+
+
+def _one_loop(nests: tuple[Nest, ...]) -> Loop | None:
+    loop: Loop | Refusal = Loop(nests[0].axes, nests[0].body)
+    for nest in nests[1:]:
+        if isinstance(loop, Refusal):
+            return None
+        loop = join(loop, nest)
+    return None if isinstance(loop, Refusal) else loop
+
+
+def _name(part: _Part) -> str:
+    return part.written[-1].name if part.written else part.launch.kernel
+
+
+def _box(loop: Loop) -> str:
+    return f"box({', '.join(str(axis.extent) for axis in loop.axes)})"

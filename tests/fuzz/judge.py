@@ -1,0 +1,329 @@
+"""Runs a program in eager and through an engine, and says how they differ.
+
+Everything that `tests/ops/check.py` compares for one op is compared here for a program: errors, dtypes, sizes, strides,
+aliasing of inputs and outputs, inputs afterwards, gradients, values. The compiled program is called twice, with the
+sizes of the second call if it has any.
+
+Note [Judging programs]
+Floats may differ as they may for one op: within the tolerance of the dtype, or no farther from float64 than eager is.
+But a program can subtract nearly equal numbers, and then eager may be right to the last bit by luck where one unit in
+the last place of `exp` is a large error of the result. So if these rules do not accept a value, eager runs NOISY_RUNS
+times more with noise: what an inexact step gives, and every gradient on its way back, is moved by a few units in the
+last place. Who is no farther from eager than SPREAD times the noisy runs are has made no error that matters. Where
+noise changes which values are NaN or infinite, nobody can say which are right, and such elements are not compared.
+Integers and truth values come from exact values only, and are equal or wrong.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from tests.ops.cases import Case, Sample
+from tests.ops.check import Call, Comparison, Difference, Observation, compiling, judge_values, observe, same_bits
+
+from .programs import Input, Program, function_of, make_inputs, widened
+
+NOISY_RUNS = 5
+NOISE = 2.0  # units in the last place
+SPREAD = 4.0
+SEED = 5
+SECOND = "second call: "
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A way to run a program: options of torch.compile and a number of threads.
+
+    Native code starts a team of threads for large loops only. With `shares_all` it does for all, and in small parts.
+    """
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    threads: int = 1
+    shares_all: bool = False
+    backend: Any = "ferrite"
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        before = torch.get_num_threads()
+        torch.set_num_threads(self.threads)
+        try:
+            with _small_parts() if self.shares_all else contextlib.nullcontext():
+                yield
+        finally:
+            torch.set_num_threads(before)
+
+
+@contextlib.contextmanager
+def _small_parts() -> Iterator[None]:
+    from ferrite.native import emit
+
+    with mock.patch.object(emit, "GRAIN", 1), mock.patch.object(emit, "STRETCH", 64):
+        yield
+
+
+NATIVE = {"executor": "native", "strict": True}
+ENGINES = {
+    engine.name: engine
+    for engine in (
+        Engine("native", NATIVE),
+        Engine("oracle", {"executor": "oracle", "strict": True}),
+        Engine("plain", NATIVE | {"disable": ("schedule", "loops")}),
+        Engine("threads", NATIVE, threads=2, shares_all=True),
+    )
+}
+# Not tested, but asked who is to blame: torch's own capture, and ours without any lowering.
+TORCH = Engine("aot_eager", backend="aot_eager")
+DEFAULT = Engine("default", {"strict": True})
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How one engine did.
+
+    status:  equal (to the bit), close, different
+             torch: each difference is torch's: its own capture (`aot_eager`) has it as well, or it is about strides
+             that eager has and torch's fake kernels do not know of
+             dropped: eager itself cannot run the program backwards
+    """
+
+    status: str
+    differences: tuple[Difference, ...] = ()
+    seconds: float = 0.0
+
+    @property
+    def kind(self) -> str:
+        return self.differences[0].kind if self.differences else self.status
+
+    @property
+    def text(self) -> str:
+        return "; ".join(f"{each.kind}, {each.where}: {each.detail}" for each in self.differences[:2])
+
+
+# ---- eager, and eager with noise
+
+
+class Eager:
+    """All that is asked of eager about one program, each once: shared by the engines that are compared with it."""
+
+    def __init__(self, program: Program, inputs: Sequence[Input]) -> None:
+        self.program = program
+        given = tuple(make_inputs(inputs).values())
+        mode = "train" if program.is_training else "infer"
+        self.case = Case("program", "f32", "s0", "dynamic" if program.dynamic else "static", mode)
+        self.sample = Sample("s0", given, (), {}, lambda result: result)
+        self.seen = self.observe(_call(function_of(program)))
+        self._promised: dict[str, tuple[int, ...]] | None = None
+        self._reference: Observation | None = None
+        self._noisy: list[Observation] | None = None
+
+    @property
+    def is_usable(self) -> bool:
+        """Eager forbids a few backward passes after writes in place that compiled code has no trouble with."""
+        return self.seen.backward_error is None
+
+    def observe(self, call: Call, widen: bool = False) -> Observation:
+        cotangents = self.seen.cotangents if hasattr(self, "seen") else None
+        return observe(call, self.case, self.sample, SEED, widen, cotangents)
+
+    @property
+    def promised(self) -> dict[str, tuple[int, ...]]:
+        """Strides of outputs and gradients by torch's fake kernels, which stand for eager while a graph is captured."""
+        if self._promised is None:
+            self._promised = {}
+            # A step may have no fake kernel for such data; then nothing was promised.
+            with contextlib.suppress(Exception), FakeTensorMode() as fake:
+                given = [fake.from_tensor(tensor) for tensor in self.sample.input]
+                made = function_of(self.program)(*given)
+                self._promised = {f"output[{n}]": tuple(each.stride()) for n, each in enumerate(made)}
+                leaves = [tensor for tensor in given if tensor.requires_grad]
+                outputs = [each for each in made if each.requires_grad]
+                starts = [torch.empty_like(each) for each in outputs]
+                gradients = torch.autograd.grad(outputs, leaves, starts, allow_unused=True) if leaves else ()
+                found = {f"gradient {n}": each for n, each in enumerate(gradients) if each is not None}
+                self._promised |= {where: tuple(each.stride()) for where, each in found.items()}
+        return self._promised
+
+    @property
+    def reference(self) -> Observation:
+        if self._reference is None:
+            with torch.enable_grad():
+                self._reference = self.observe(_call(function_of(widened(self.program))), widen=True)
+        return self._reference
+
+    @property
+    def noisy(self) -> list[Observation]:
+        if self._noisy is None:
+            with torch.enable_grad():
+                self._noisy = [self.observe(_call(self._with_noise(seed))) for seed in range(NOISY_RUNS)]
+        return self._noisy
+
+    def _with_noise(self, seed: int) -> Callable[..., Any]:
+        generator = torch.Generator().manual_seed(seed)
+        rounds = [step.rounding in ("inexact", "sum") for step in self.program.steps]
+
+        def disturb(place: int, values: tuple[torch.Tensor, ...]) -> None:
+            for value in values:
+                if not value.is_floating_point():
+                    continue
+                if rounds[place]:
+                    # `.data`: autograd is not told, so it differentiates the step as if its result were the noisy one
+                    value.data.copy_(_moved(value.data, generator))
+                if value.requires_grad:
+                    value.register_hook(lambda gradient: _moved(gradient, generator))
+
+        return function_of(self.program, after="disturb({place}, ({names}))", disturb=disturb)
+
+
+def _moved(value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Each element by up to NOISE units in the last place, or so."""
+    noise = torch.rand(value.shape, generator=generator, dtype=torch.float64) * 2 - 1
+    wide = value.to(torch.float64)
+    moved = wide * (1 + NOISE * torch.finfo(value.dtype).eps * noise)
+    return torch.where(wide.isfinite(), moved, wide).to(value.dtype)
+
+
+def _call(function: Callable[..., Any]) -> Call:
+    return lambda value, args, kwargs: function(*value)
+
+
+# ---- comparing
+
+
+class ProgramComparison(Comparison):
+    """As for one op, but values by Note [Judging programs]."""
+
+    def __init__(self, eager: Eager) -> None:
+        self.asked = eager
+        self.case, self.sample, self.seed, self.eager = eager.case, eager.sample, SEED, eager.seen
+        self.differences: list[Difference] = []
+        self.notes: list[str] = []
+        self.close = False
+        self.values_defined = True
+        self.as_promised = False
+
+    def differs(self, kind: str, where: str, eager: Any, compiled: Any) -> None:
+        """Strides that differ from eager's are torch's error if its fake kernels promised them."""
+        if kind in ("strides", "gradient strides") and self.asked.promised.get(where.removeprefix(SECOND)) == compiled:
+            self.as_promised = True
+        else:
+            super().differs(kind, where, eager, compiled)
+
+    def _values(
+        self,
+        eager: torch.Tensor,
+        compiled: torch.Tensor,
+        where: str,
+        read: Callable[[Observation], Any],
+        prefix: str,
+    ) -> None:
+        eager, compiled = eager.detach(), compiled.detach()
+        if same_bits(eager, compiled):
+            return
+        complaint = judge_values(eager, compiled, _read(read, self.asked.reference))
+        if complaint and eager.is_floating_point():
+            noisy = [found for run in self.asked.noisy if (found := _read(read, run)) is not None]
+            if is_within_noise(eager, compiled, noisy):
+                complaint = ""
+        if complaint:
+            self.differences.append(Difference(f"{prefix}value", where, complaint))
+        else:
+            self.close = True
+
+
+def _read(read: Callable[[Observation], Any], run: Observation) -> torch.Tensor | None:
+    """A tensor of another run; None if that run came to nothing there."""
+    found = read(run) if run.error is None else None
+    return found.detach() if isinstance(found, torch.Tensor) else None
+
+
+def is_within_noise(eager: torch.Tensor, compiled: torch.Tensor, noisy: list[torch.Tensor]) -> bool:
+    """See Note [Judging programs]."""
+    noisy = [run for run in noisy if run.shape == eager.shape]
+    if len(noisy) < NOISY_RUNS or not eager.numel():
+        return False
+    left, right = eager.double(), compiled.double()
+    runs = torch.stack([left, *(run.double() for run in noisy)])
+    decided = _class(runs).eq(_class(left)).all(0)
+    finite = left.isfinite() & right.isfinite()
+    spread = torch.where(finite & decided, (runs - left).abs().amax(0), 0.0)
+    ulp = torch.finfo(eager.dtype).eps * left.abs().clamp(min=torch.finfo(eager.dtype).tiny)
+    near = (left - right).abs() <= SPREAD * spread + 2 * ulp
+    same = (left == right) | (left.isnan() & right.isnan())
+    return bool((same | near | ~decided).all())
+
+
+def _class(value: torch.Tensor) -> torch.Tensor:
+    """0 for finite values, and a number for each that is not."""
+    return torch.where(value.isnan(), 2.0, torch.where(value.isinf(), value.sign(), 0.0))
+
+
+# ---- the verdict
+
+
+class Judge:
+    """Judges one program, by one engine after the other."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.first = Eager(program, program.inputs)
+        self.second = Eager(program, program.second_inputs()) if program.resized else self.first
+        self._torch: set[tuple[str, str]] | None = None
+
+    def verdict(self, engine: Engine) -> Verdict:
+        began = time.perf_counter()
+        if not (self.first.is_usable and self.second.is_usable):
+            return Verdict("dropped")
+        with compiling(self.first.case.shapes), engine.running():
+            comparisons = self._compare(engine)
+        differences = [each for comparison in comparisons for each in comparison.differences]
+        excused = any(comparison.as_promised for comparison in comparisons)
+        if differences and engine is not TORCH:
+            known = self._differences_of_torch()
+            excused |= any((each.kind, each.where) in known for each in differences)
+            differences = [each for each in differences if (each.kind, each.where) not in known]
+        close = any(comparison.close for comparison in comparisons)
+        status = "different" if differences else "torch" if excused else "close" if close else "equal"
+        return Verdict(status, tuple(differences), time.perf_counter() - began)
+
+    def _differences_of_torch(self) -> set[tuple[str, str]]:
+        if self._torch is None:
+            self._torch = {(each.kind, each.where) for each in self.verdict(TORCH).differences}
+        return self._torch
+
+    def _compare(self, engine: Engine) -> list[ProgramComparison]:
+        """Both calls; the second only if there is nothing to say against the first."""
+        torch._dynamo.reset()
+        FakeTensorMode.cache_clear()
+        options = {"options": dict(engine.options)} if engine.options else {}
+        compiled = torch.compile(
+            function_of(self.program), backend=engine.backend, dynamic=self.program.dynamic, **options
+        )
+        first = self.first.observe(_call(compiled))
+        comparison = ProgramComparison(self.first)
+        again = None if first.error is not None else self.second.observe(_call(compiled))
+        comparison.compare(first)
+        if again is None or comparison.differences:
+            return [comparison]
+        other = ProgramComparison(self.second)
+        other.compare(again, SECOND)
+        other.kept_apart(first, again)
+        return [comparison, other]
+
+
+def judge(program: Program, engine: Engine) -> Verdict:
+    return Judge(program).verdict(engine)
+
+
+def blamed(program: Program, verdict: Verdict) -> str:
+    """Whether the lowering has a part in a difference."""
+    alike = judge(program, DEFAULT).kind == verdict.kind
+    return "not in torch's own capture, but in ours without lowering" if alike else "not without lowering"

@@ -1,0 +1,169 @@
+"""Nests share loops where they may, and stay apart where sharing would be wrong or slow."""
+
+from __future__ import annotations
+
+import pytest
+
+from ferrite.loops.text import parse_program
+from ferrite.schedule.arrange import Loop, arrange, join
+
+
+def arranged(text: str) -> str:
+    return arrange(parse_program(text)).text()
+
+
+LAYER_NORM = """
+def program(x: f32[512, 768], w: f32[768], y: out(f32[512, 768])):
+    t = local(f32[512, 768])
+    m = local(f32[512])
+    v = local(f32[512])
+    for i, j in box(512, 768):
+        t[i, j] = x[i, j] + f32(1.0)
+    for i in box(512):
+        m[i] = welford(t[i, k] for k in box(768))
+        v[i] = rsqrt(welford(t[i, k] for k in box(768)).m2)
+    for a, b in box(512, 768):
+        y[a, b] = (t[a, b] - m[a]) * v[a] * w[b]
+"""
+
+
+def test_a_row_is_finished_before_the_next_and_its_statistics_stay_in_registers() -> None:
+    assert arranged(LAYER_NORM) == "\n".join([
+        "m = register(f32)",
+        "v = register(f32)",
+        "for i in box(512):",
+        "    for j in box(768):",
+        "        t[i, j] = x[i, j] + f32(1.0)",
+        "    m[i] = welford(t[i, k] for k in box(768))",
+        "    v[i] = rsqrt(welford(t[i, k] for k in box(768)).m2)",
+        "    for b in box(768):",
+        "        y[i, b] = (t[i, b] - m[i]) * v[i] * w[b]",
+    ])  # fmt: skip
+
+
+def test_pointwise_neighbours_share_every_loop_and_merge_them() -> None:
+    text = """
+def program(x: f32[8, 64], y: out(f32[8, 64]), z: out(f32[8, 64])):
+    t = local(f32[8, 64])
+    for i, j in box(8, 64):
+        t[i, j] = exp(x[i, j])
+    for a, b in box(8, 64):
+        y[a, b] = t[a, b] * t[a, b]
+    for i, j in box(8, 64):
+        z[i, j] = y[i, j] + t[i, j]
+"""
+    lines = arranged(text).splitlines()
+    assert lines[:2] == ["t = register(f32)", "for i_j in box(512):"]
+    assert len(lines) == 5
+
+
+def test_loops_change_places_for_the_statistics_of_channels() -> None:
+    text = """
+def program(x: f32[32, 64, 7, 7], y: out(f32[32, 64, 7, 7])):
+    m = local(f32[64])
+    for c in box(64):
+        m[c] = sum(x[n, c, h, w] for n, h, w in box(32, 7, 7))
+    for n, c, h, w in box(32, 64, 7, 7):
+        y[n, c, h, w] = x[n, c, h, w] - m[c]
+"""
+    assert arranged(text).splitlines() == [
+        "m = register(f32)",
+        "for c in box(64):",
+        "    m[c] = sum(x[n, c, (h_w // 7), (h_w % 7)] for n, h_w in box(32, 49))",
+        "    for n, h_w in box(32, 49):",
+        "        y[n, c, (h_w // 7), (h_w % 7)] = x[n, c, (h_w // 7), (h_w % 7)] - m[c]",
+    ]
+
+
+REFUSALS = {
+    "they have no memory in common": """
+def program(x: f32[8], y: f32[8], a: out(f32[8]), b: out(f32[8])):
+    for i in box(8):
+        a[i] = exp(x[i])
+    for i in box(8):
+        b[i] = exp(y[i])
+""",
+    "no loop of theirs touches the same places at the same time": """
+def program(x: f32[8], a: out(f32[8]), b: out(f32[8])):
+    for i in box(8):
+        a[i] = exp(x[i])
+    for i in box(8):
+        b[i] = a[7 - i]
+""",
+    "the loop that they could share is the one that runs along memory": """
+def program(x: f32[512, 64], a: out(f32[512, 64]), s: out(f32[64])):
+    for i, j in box(512, 64):
+        a[i, j] = exp(x[i, j])
+    for j in box(64):
+        s[j] = sum(a[k, j] for k in box(512))
+""",
+    "too few outer points for the threads": """
+def program(x: f32[2, 100000], a: out(f32[2, 100000]), s: out(f32[2])):
+    for i, j in box(2, 100000):
+        a[i, j] = exp(x[i, j])
+    for i in box(2):
+        s[i] = sum(a[i, k] for k in box(100000))
+""",
+    "loops would change places for a few elements in common": """
+def program(n: f32[64], x: f32[2, 64, 256], m: out(f32[64]), y: out(f32[2, 64, 256])):
+    for j in box(64):
+        m[j] = exp(n[j])
+    for i, j, k in box(2, 64, 256):
+        y[i, j, k] = x[i, j, k] * m[j]
+""",
+    "its sums run across the rows that they could share": """
+def program(x: f32[512, 64], z: f32[64, 32], s: out(f32[64]), y: out(f32[64, 32])):
+    for i in box(64):
+        s[i] = sum(x[k, i] for k in box(512))
+    for i, j in box(64, 32):
+        y[i, j] = z[i, j] * s[i]
+""",
+    "it would change the order of a loop that combines": """
+def program(n: i64[64], x: f32[64, 8], y: inout(f32[64, 16]), s: out(f32[64])):
+    for i, j in box(64, 8):
+        y[i, at(checked(n[j], 16, False, 'IndexError', 'bad'), 0, 15)] += x[i, j]
+    for i in box(64):
+        s[i] = sum(y[i, k] for k in box(16))
+""",
+}
+
+
+@pytest.mark.parametrize("reason", REFUSALS)
+def test_nests_stay_apart(reason: str) -> None:
+    program = parse_program(REFUSALS[reason])
+    first, second = program.nests
+    assert join(Loop(first.axes, first.body), second) == reason
+    assert len(arrange(program).loops) == 2
+
+
+def test_a_local_that_is_read_at_another_place_has_memory() -> None:
+    text = """
+def program(x: f32[64, 8], y: out(f32[64, 8])):
+    t = local(f32[64, 8])
+    for i, j in box(64, 8):
+        t[i, j] = exp(x[i, j])
+    for i, j in box(64, 8):
+        y[i, j] = t[i, 7 - j]
+"""
+    arrangement = arrange(parse_program(text))
+    assert len(arrangement.loops) == 1
+    assert not arrangement.registers
+
+
+def test_axes_with_one_name_are_not_confused() -> None:
+    """The second nest calls `j` what the first calls `i`."""
+    text = """
+def program(x: f32[64, 32], y: out(f32[64, 32])):
+    s = local(f32[64])
+    for i in box(64):
+        s[i] = sum(x[i, j] for j in box(32))
+    for j, i in box(64, 32):
+        y[j, i] = x[j, i] * s[j]
+"""
+    assert arranged(text).splitlines() == [
+        "s = register(f32)",
+        "for i in box(64):",
+        "    s[i] = sum(x[i, j] for j in box(32))",
+        "    for i_1 in box(32):",
+        "        y[i, i_1] = x[i, i_1] * s[i]",
+    ]

@@ -1,0 +1,305 @@
+"""Random programs against eager and random loop programs against the oracle; and that the fuzzer can fail at all.
+
+`python -m tests.fuzz` runs many more. Here a fixed seed and a number of programs that fits into a test run.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.fx import GraphModule
+
+from ferrite.loops.text import parse_program
+from tests.fuzz import loops
+from tests.fuzz.generate import generate
+from tests.fuzz.judge import ENGINES, NATIVE, Engine, is_within_noise, judge
+from tests.fuzz.programs import (
+    LAYOUTS,
+    Input,
+    Program,
+    Rejected,
+    Step,
+    Trace,
+    layout_of,
+    make_inputs,
+    reproducer,
+    source,
+    traced,
+)
+from tests.fuzz.shrink import shrink
+
+ROOT = Path(__file__).parents[2]
+SEED = 2026
+
+
+@pytest.fixture(autouse=True)
+def _no_warnings() -> Any:
+    """Random programs divide by zero, and use what torch deprecates."""
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+# ---- the programs of a test run
+
+TORCH_PROGRAMS, LOOP_PROGRAMS = 40, 160
+
+
+@pytest.mark.parametrize("part", range(8))
+def test_programs_through_torch_compile(part: int) -> None:
+    """Every part by another engine."""
+    engine = [*ENGINES.values()][part % len(ENGINES)]
+    for number in range(part * TORCH_PROGRAMS // 8, (part + 1) * TORCH_PROGRAMS // 8):
+        program = generate(SEED, number)
+        verdict = judge(program, engine)
+        assert verdict.status != "different", f"{verdict.text}\n{reproducer(program, engine.options, engine.threads)}"
+
+
+@pytest.mark.parametrize("part", range(8))
+def test_loop_programs(part: int) -> None:
+    """Every part for another instruction set."""
+    targets = tuple(loops.TARGETS)
+    loops.run_batch(SEED + part, LOOP_PROGRAMS // 8, (targets[part % len(targets)],), shrink=False)
+
+
+# ---- programs as data
+
+
+def one_input(*steps: Step, outputs: tuple[str, ...] = ("v0",), **changes: Any) -> Program:
+    given = Input("x0", "float32", (3, 5))
+    return Program((replace(given, **changes),), steps, outputs)
+
+
+def test_a_seed_gives_the_same_programs_again() -> None:
+    assert [generate(3, number) for number in range(5)] == [generate(3, number) for number in range(5)]
+    assert len({source(generate(3, number)) for number in range(5)}) == 5
+
+
+def test_generated_programs_run_in_eager() -> None:
+    made = [generate(5, number) for number in range(40)]
+    assert all(traced(program) for program in made)
+    statements = [step for program in made for step in program.steps if not step.results]
+    assert statements
+    assert any(program.is_training for program in made)
+    assert any(program.resized for program in made)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts_stay_inside_their_storage(layout: str) -> None:
+    for sizes in ((), (1,), (0, 3), (4, 5), (2, 3, 4)):
+        made = make_inputs([Input("x0", "float32", sizes, layout)])["x0"]
+        assert made.shape == sizes
+        if layout in ("transposed", "gaps", "stepped", "expanded") and sizes == (4, 5):
+            assert not made.is_contiguous()
+        assert made.untyped_storage().nbytes() == 4 * layout_of(sizes, layout)[2]
+
+
+def test_a_decision_about_rounded_values_is_rejected() -> None:
+    rounded = Step("torch.exp({0})", ("x0",), ("v0",), "inexact")
+    for text, rounding in (("{0} > 1", "exact"), ("{0}.argmax()", "exact"), ("torch.floor({0})", "jumps")):
+        decision = Step(text, ("v0",), ("v1",), rounding)
+        assert not traced(one_input(rounded, decision, outputs=("v1",)))
+        assert traced(one_input(replace(decision, operands=("x0",)), outputs=("v1",)))
+
+
+def test_a_write_makes_all_views_as_inexact_as_what_is_written() -> None:
+    trace = Trace([Input("x0", "float32", (4,)), Input("x1", "float32", (2,))])
+    trace.add(Step("{0}[:2]", ("x0",), ("v0",)))
+    trace.add(Step("torch.sin({0})", ("x1",), ("v1",), "inexact"))
+    trace.add(Step("{0}.copy_({1})", ("v0", "v1")))
+    assert not trace.exact["x0"]
+    assert trace.exact["x1"]
+    with pytest.raises(Rejected):
+        trace.add(Step("{0} > 0", ("x0",), ("v2",)))
+
+
+def test_sums_of_whole_numbers_are_exact() -> None:
+    for values, exact in (("whole", True), ("normal", False)):
+        trace = Trace([Input("x0", "float32", (9,), values=values)])
+        trace.add(Step("{0}.sum()", ("x0",), ("v0",), "sum"))
+        assert trace.exact["v0"] is exact
+
+
+def test_a_reproducer_is_a_script_that_runs() -> None:
+    programs = [generate(6, number) for number in range(200)]
+    program = next(each for each in programs if each.is_training and any(not step.results for step in each.steps))
+    script = reproducer(program, NATIVE).replace("backend='ferrite'", "backend='eager'")
+    script = script.replace(f", options={NATIVE!r}", "")
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+# ---- engines that are wrong
+
+
+def replaced(**functions: Callable[..., Any]) -> Callable[..., Any]:
+    """A backend that calls something else for functions of torch with these names."""
+
+    def backend(module: GraphModule, inputs: Any) -> Any:
+        for node in module.graph.nodes:
+            if node.op == "call_function" and node.target.__name__ in functions:
+                node.target = functions[node.target.__name__]
+        module.recompile()
+        return module.forward
+
+    return backend
+
+
+def changed(around: Callable[[Callable[..., Any], Any], Any]) -> Callable[..., Any]:
+    """A backend that does something else around the graph."""
+    return lambda module, inputs: lambda *given: around(module.forward, given)
+
+
+MAXIMUM = Step("torch.maximum({0}, {1})", ("x0", "v9"), ("v0",))
+WRONG: dict[str, tuple[str, Callable[..., Any], Program]] = {
+    "value": (
+        "value",
+        replaced(sqrt=lambda x: torch.sqrt(x) * 1.001),
+        one_input(Step("torch.sqrt({0})", ("x0",), ("v0",)), values="positive"),
+    ),
+    "sign of zero": (
+        "value",
+        replaced(zeros_like=lambda x: -torch.zeros_like(x)),
+        one_input(Step("torch.zeros_like({0})", ("x0",), ("v0",))),
+    ),
+    "integer": (
+        "value",
+        replaced(bitwise_not=torch.neg),
+        one_input(Step("torch.bitwise_not({0})", ("x0",), ("v0",)), dtype="int64"),
+    ),
+    "dtype": (
+        "dtype",
+        replaced(sqrt=lambda x: torch.sqrt(x).double()),
+        one_input(Step("torch.sqrt({0})", ("x0",), ("v0",))),
+    ),
+    "strides": (
+        "strides",
+        changed(lambda run, given: tuple(each.contiguous() for each in run(*given))),
+        one_input(Step("{0}.t()", ("x0",), ("v1",)), Step("torch.sqrt({0})", ("v1",), ("v0",))),
+    ),
+    "alias": (
+        "alias",
+        changed(lambda run, given: tuple(each.clone() for each in run(*given))),
+        one_input(Step("{0}.t()", ("x0",), ("v0",))),
+    ),
+    "forgotten write": (
+        "mutation: value",
+        changed(lambda run, given: run(*(each.clone() for each in given))),
+        one_input(Step("{0}.add_(1)", ("x0",)), Step("{0} * 2", ("x0",), ("v0",))),
+    ),
+    "gradient": (
+        "gradient value",
+        replaced(sin=lambda x: torch.sin(x).detach() + 2 * x - 2 * x.detach()),
+        one_input(Step("torch.sin({0})", ("x0",), ("v0",), "inexact"), wants_gradient=True),
+    ),
+    "error": (
+        "error",
+        replaced(index_select=lambda x, dim, index: x.clone()),
+        one_input(
+            Step("torch.index_select({0}, 0, {0}.long() * 0 + 3)", ("x0",), ("v0",), "raises"),
+            dtype="int64",
+            sizes=(3,),
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_engine_is_caught(name: str) -> None:
+    kind, backend, program = WRONG[name]
+    assert traced(program)
+    assert judge(program, Engine("right", backend="eager")).status == "equal"
+    assert judge(program, Engine("wrong", backend=backend)).kind == kind
+
+
+def test_the_last_bit_of_an_inexact_step_may_differ() -> None:
+    ends = replaced(exp=lambda x: torch.nextafter(torch.exp(x), torch.tensor(torch.inf)))
+    program = one_input(Step("torch.exp({0})", ("x0",), ("v0",), "inexact"))
+    assert judge(program, Engine("last bit", backend=ends)).status == "close"
+
+
+def test_cancellation_is_judged_by_noise() -> None:
+    """exp(x + 9) - exp(9) * exp(x) is about nothing but rounding; a large error in it is one all the same."""
+    steps = (
+        Step("torch.exp({0} + 9)", ("x0",), ("v1",), "inexact"),
+        Step("torch.exp({0} * 0 + 9) * torch.exp({0})", ("x0",), ("v2",), "inexact"),
+        Step("{0} - {1}", ("v1", "v2"), ("v0",)),
+    )
+    for factor, status in ((1 + 2.0**-23, "close"), (1.001, "different")):
+        backend = replaced(exp=lambda x, factor=factor: torch.exp(x) * factor)
+        assert judge(one_input(*steps), Engine("cancels", backend=backend)).status == status
+
+
+def test_noise_does_not_explain_what_is_far_away() -> None:
+    eager = torch.tensor([1.0, 2.0])
+    noisy = [eager * (1 + n * 1e-6) for n in range(-2, 3)]
+    assert is_within_noise(eager, eager * (1 + 3e-6), noisy)
+    assert not is_within_noise(eager, eager * (1 + 3e-4), noisy)
+    assert not is_within_noise(eager, torch.tensor([1.0, torch.nan]), noisy)
+
+
+def test_a_failure_shrinks_to_the_step_that_fails() -> None:
+    backend = replaced(maximum=torch.minimum)
+    wrong = Engine("wrong", backend=backend)
+    programs = (generate(1, number) for number in range(10_000))
+    program = next(
+        each for each in programs if len(each.steps) > 4 and any("maximum" in step.text for step in each.steps)
+    )
+    long = judge(program, wrong)
+    if long.status != "different":
+        pytest.fail(f"the program does not show it: {source(program)}")
+    small = shrink(program, lambda other: judge(other, wrong).kind == long.kind, seconds=20)
+    assert judge(small, wrong).status == "different"
+    assert len(small.steps) <= 3, source(small)
+    assert any("maximum" in step.text for step in small.steps)
+
+
+# ---- loops
+
+LOOP = """
+def program(x: f32[4, 5], n: i64[5], y: out(f32[4]), c: out(b8[5])):
+    for i in box(4):
+        y[i] = sum(x[i, j] for j in box(5))
+    for j in box(5):
+        c[j] = {condition}
+"""
+
+
+def loop_reference(condition: str) -> loops.Reference:
+    return loops.Reference(parse_program(LOOP.format(condition=condition)), {}, 3)
+
+
+def test_what_noise_does_not_move_must_be_equal() -> None:
+    reference = loop_reference("n[j] > i64(0)")
+    right = {name: np.array(value) for name, value in reference.plain.items()}
+    assert reference.complaint(right) == ""
+    right["c"][2] = not right["c"][2]
+    assert "c[2]" in reference.complaint(right)
+
+
+def test_a_sum_may_be_rounded_otherwise_but_not_be_wrong() -> None:
+    reference = loop_reference("n[j] > i64(0)")
+    reference.arrays["x"][...] = np.linspace(-1, 1, 20).reshape(4, 5)
+    reference.plain = loops.run_oracle(reference.program, {}, reference.arrays)
+    for factor, is_right in ((1 + 1e-7, True), (1.01, False)):
+        found = {name: np.array(value) for name, value in reference.plain.items()}
+        found["y"] *= np.float32(factor)
+        assert (reference.complaint(found) == "") is is_right
+
+
+def test_a_comparison_of_rounded_values_is_undecided() -> None:
+    reference = loop_reference("sin(f32(n[j])) * sin(f32(n[j])) + cos(f32(n[j])) * cos(f32(n[j])) > f32(1.0)")
+    reference.arrays["n"][...] = np.arange(5)
+    found = {name: np.array(value) for name, value in reference.plain.items()}
+    found["c"][2] = not found["c"][2]
+    assert reference.complaint(found) == ""
