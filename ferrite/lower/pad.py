@@ -131,8 +131,11 @@ def im2col(x: Tensor, kernel: Any, dilation: Any, padding: Any, stride: Any, *, 
 def col2im(
     x: Tensor, output_size: Any, kernel: Any, dilation: Any, padding: Any, stride: Any, *, result: Result
 ) -> Tensor | Built:
-    """Every place of the image sums over the columns that hold it, in the order of their taps."""
+    """Every place of the image sums over the columns that hold it, in the order of their taps. Of no image, tracing
+    promises strides that count the padding."""
     floats_only(x, "col2im")
+    if ZERO in result.sizes:
+        raise Unsupported("columns of no image", why="tracing promises other strides")
     windows = _windows(result.sizes, kernel, dilation, padding, stride)
     opened = [*result.sizes[:-2], *(window.taps for window in windows), *(window.count for window in windows)]
     extents = [floordiv(w.taps - 1, w.stride) + 1 if w.dilation is ONE else w.taps for w in windows]

@@ -18,7 +18,6 @@ from ferrite.loops.dtypes import f32, i32, i64
 from ferrite.loops.index import Axis, Index, Size, constant, free_axes, known_nonnegative, product
 from ferrite.loops.nodes import Accumulate, Assert, Buffer, Expr, FoldScan, Load, Program, Scan, Statement, Store
 from ferrite.loops.rewrite import children, walk
-from ferrite.loops.shapes import linear
 from ferrite.native.builder import Builder, Type, Value, pointer, scalar
 from ferrite.native.reduce import Reducer
 from ferrite.native.scan import emit_scan
@@ -29,6 +28,7 @@ from ferrite.schedule.shape import Shape, is_independent, reductions_in, shape_o
 
 I32: Type = scalar(i32)
 STRETCH = 4096  # elements of a tree with one loop that make a unit
+COLUMNS = 256  # the same where loops around the lanes must run in order
 ENOUGH_UNITS = 512  # for any number of threads
 GRAIN = 32_768  # elements for which a further thread pays
 FRAME = ("buffers", "sizes", "error", "units")
@@ -107,14 +107,18 @@ class _Work:
 
     @property
     def in_stretches(self) -> bool:
-        """Whether the only loop is the one in lanes."""
-        return self.shape.vector is not None and not self.shape.outer
+        """Whether threads share the loop in lanes: it is the only one, or those around it must run in order."""
+        return self.shape.vector is not None and not self.shared
+
+    @property
+    def stretch(self) -> int:
+        return COLUMNS if self.shape.outer else STRETCH
 
     def units(self, evaluator: Reducer, scope: Scope) -> Value:
         if self.in_stretches:
             assert self.shape.vector is not None
             extent = evaluator.scalar_index(self.shape.vector.extent, scope)
-            return self.b.floordiv(self.b.add(extent, STRETCH - 1), STRETCH)
+            return self.b.floordiv(self.b.add(extent, self.stretch - 1), self.stretch)
         return evaluator.scalar_index(product(axis.extent for axis in self.shared), scope)
 
     # ---- the call
@@ -191,8 +195,8 @@ class _Work:
                 assert self.shape.vector is not None
                 scope = Scope()
                 extent = self.evaluator.scalar_index(self.shape.vector.extent, scope)
-                stop = b.minimum(b.mul(high, STRETCH), extent)
-                self._over_lanes(self.loop, self.shape, scope, b.mul(low, STRETCH), stop)
+                span = b.mul(low, self.stretch), b.minimum(b.mul(high, self.stretch), extent)
+                self._around(self.loop, self.shape, list(self.shape.outer), scope, span)
             else:
                 self._over_units(low, high)
 
@@ -218,20 +222,22 @@ class _Work:
             left = list(self.shape.outer[len(self.shared) :])
             self._around(self.loop, self.shape, left, outside.inner(axes=axes))
 
-    def _around(self, loop: Loop, shape: Shape, axes: list[Axis], scope: Scope) -> None:
-        """The loops around the lanes, outermost first, then what is inside."""
+    def _around(
+        self, loop: Loop, shape: Shape, axes: list[Axis], scope: Scope, span: tuple[Value, Value] | None = None
+    ) -> None:
+        """The loops around the lanes, outermost first, then what is inside. `span`: from where to where lanes go."""
         b = self.b
         if axes:
             axis, *rest = axes
             self._hoist(loop, scope, axis)
             with b.loop(0, self.evaluator.scalar_index(axis.extent, scope)) as here:
                 here.next()
-                self._around(loop, shape, rest, scope.inner(axes={axis: here.index}))
+                self._around(loop, shape, rest, scope.inner(axes={axis: here.index}), span)
         elif shape.vector is None:
             self._body(loop, scope)
         else:
-            stop = self.evaluator.scalar_index(shape.vector.extent, scope)
-            self._over_lanes(loop, shape, scope, b.constant(i64, 0), stop)
+            start, stop = span or (b.constant(i64, 0), self.evaluator.scalar_index(shape.vector.extent, scope))
+            self._over_lanes(loop, shape, scope, start, stop)
 
     def _over_lanes(self, loop: Loop, shape: Shape, scope: Scope, start: Value, stop: Value) -> None:
         """Whole groups of vectors, then what is left under a mask, a vector at a time."""
@@ -273,17 +279,16 @@ class _Work:
         b, evaluator = self.b, self.evaluator
         match statement:
             case Store(buffer=buffer, index=place, value=value):
-                if buffer not in self.registers:
-                    evaluator.store(buffer, place, value, scope)
                 now = evaluator.value(value, scope)
+                if buffer not in self.registers:
+                    evaluator.store(buffer, place, now, scope)
                 _forget(scope, {buffer})
                 scope.known[Load(buffer, place)] = now
             case Accumulate(operation=operation, buffer=buffer, index=place, value=value):
-                now = evaluator.value(Load(buffer, place), scope)
-                new = evaluator.value(value, scope)
+                now = evaluator.lanes(Load(buffer, place), scope)
+                new = evaluator.lanes(value, scope)
                 made = evaluator.apply(operation, [_wide(b, now), _wide(b, new)])
-                offset = evaluator.scalar_index(linear(place, buffer.strides), scope)
-                b.store(b.convert(made, buffer.dtype), evaluator.buffers[buffer], offset)
+                evaluator.store(buffer, place, b.convert(made, buffer.dtype), scope)
                 _forget(scope, {buffer})
             case Scan() | FoldScan():
                 emit_scan(evaluator, statement, scope)

@@ -177,15 +177,16 @@ class Evaluator:
         value = self.index(offset, scope)
         return self.spread(value, scope)
 
-    def store(self, buffer: Buffer, place: tuple[Index, ...], node: Expr, scope: Scope) -> None:
+    def store(self, buffer: Buffer, place: tuple[Index, ...], value: Value, scope: Scope) -> None:
+        """Write a value to one element, or to one for each lane."""
         base = self.buffers[buffer]
         offset = linear(place, buffer.strides)
         vector = scope.vector
         if vector is None:
-            self.b.store(self.value(node, scope), base, self.scalar_index(offset, scope))
+            self.b.store(value, base, self.scalar_index(offset, scope))
             return
         step = coefficient_of(offset, vector.axis)
-        value = self.lanes(node, scope)
+        value = self.spread(value, scope)
         if step is None:
             self.b.scatter(value, base, self.offsets(offset, scope), mask=scope.mask)
             return

@@ -1,4 +1,4 @@
-"""Running results along an axis, one element after the other, with the state in registers."""
+"""Running results along an axis, one element after the other, with the state in registers. In lanes: many at once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from ferrite.loops.dtypes import DType, f32, f64, i64
 from ferrite.loops.index import Index
 from ferrite.loops.nodes import Buffer, FoldScan, Scan
-from ferrite.loops.shapes import linear
 from ferrite.native.builder import Builder, Value
 from ferrite.native.math import FUNCTIONS
 from ferrite.native.reduce import Reducer
@@ -29,9 +28,11 @@ def _emit_named(evaluator: Reducer, scan: Scan, scope: Scope) -> None:
     dtype = scan.value.dtype
     start, step = _STEPS[scan.operation]
     evaluator.hoist([scan.value], scan.axis, scope)
-    with b.loop(0, evaluator.scalar_index(scan.axis.extent, scope), 1, start(b, dtype)) as loop:
+    begin = tuple(evaluator.spread(value, scope) for value in start(b, dtype))
+    with b.loop(0, evaluator.scalar_index(scan.axis.extent, scope), 1, begin) as loop:
         inner = scope.inner(axes={scan.axis: loop.index})
-        state = step(b, tuple(loop.carried), evaluator.value(scan.value, inner), loop.index)
+        position = evaluator.spread(loop.index, scope)
+        state = step(b, tuple(loop.carried), evaluator.lanes(scan.value, inner), position)
         _store(evaluator, scan.targets, state, inner)
         loop.next(*state)
 
@@ -44,7 +45,7 @@ def _emit_fold(evaluator: Reducer, scan: FoldScan, scope: Scope) -> None:
 
     def values_at(position: Value) -> tuple[State, Scope]:
         inner = scope.inner(axes={scan.axis: position})
-        return tuple(evaluator.value(value, inner) for value in scan.values), inner
+        return tuple(evaluator.lanes(value, inner) for value in scan.values), inner
 
     with b.if_(b.gt(extent, 0)):
         first, inner = values_at(b.constant(i64, 0))
@@ -62,8 +63,7 @@ def _store(
     for target, result in zip(targets, state, strict=False):
         if target is not None:
             buffer, place = target
-            offset = evaluator.scalar_index(linear(place, buffer.strides), scope)
-            evaluator.b.store(evaluator.b.convert(result, buffer.dtype), evaluator.buffers[buffer], offset)
+            evaluator.store(buffer, place, evaluator.b.convert(result, buffer.dtype), scope)
 
 
 def _wide(dtype: DType) -> DType:

@@ -31,11 +31,15 @@ class Shape:
 
 
 def shape_of(axes: tuple[Axis, ...], body: Sequence[Statement]) -> Shape:
-    """Statements for which the order of points matters (scatters, scans) run element by element."""
-    if not axes or not all(is_free_of_order(statement) for statement in body):
-        return Shape(axes, None, width_of(*body), 1)
+    """Where the order of points matters (scatters, scans), lanes go along an axis whose points never meet, if what they
+    write are neighbours; otherwise it goes element by element."""
     reductions = [node for statement in body for node in reductions_in(statement)]
-    free = [axis for axis in axes if not any(_goes_along_its_own(node, axis) for node in reductions)]
+    free = [
+        axis
+        for axis in axes
+        if all(_may_be_in_lanes(statement, axis) for statement in body)
+        and not any(_goes_along_its_own(node, axis) for node in reductions)
+    ]
     vector = best_axis(free, places_of(body))
     if vector is None:
         return Shape(axes, None, width_of(*body), 1)
@@ -55,6 +59,15 @@ def best_axis(axes: Sequence[Axis], accesses: Iterable[tuple[Index, int]]) -> Ax
         if best is None or (score, position) >= best:
             best, chosen = (score, position), axis
     return chosen
+
+
+def _may_be_in_lanes(statement: Statement, axis: Axis) -> bool:
+    if is_free_of_order(statement):
+        return True
+    writes = (access for access in accesses(statement) if access.writes)
+    return is_independent(statement, axis) and all(
+        smoothness(linear(access.index, access.buffer.strides), axis) == 2 for access in writes
+    )
 
 
 def _goes_along_its_own(node: Reduce, axis: Axis) -> bool:
@@ -116,10 +129,19 @@ def _everything_in(parts: Iterable[Statement | Expr], along: Axis | None) -> set
 
 
 def is_independent(statement: Statement, axis: Axis) -> bool:
-    """Whether points that differ along the axis write to different places, so that threads may share the axis."""
+    """Whether points that differ along the axis touch different places of what is written, so that their order does not
+    matter along it: some dimension is indexed by the axis alone wherever the statement touches that buffer."""
     if is_free_of_order(statement):
         return True
-    return all(any(axis_at(place) is axis for place in access.index) for access in accesses(statement) if access.writes)
+    touched = accesses(statement)
+    return all(
+        any(
+            all(axis_at(other.index[dimension]) is axis for other in touched if other.buffer is access.buffer)
+            for dimension in range(len(access.index))
+        )
+        for access in touched
+        if access.writes
+    )
 
 
 def is_free_of_order(statement: Statement) -> bool:

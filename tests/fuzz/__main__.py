@@ -11,227 +11,24 @@ program. Ends with status 1 if there was a difference.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import multiprocessing
 import os
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from multiprocessing.connection import wait
-from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-LOOP_BATCH = 20  # loop programs that are one task
-WORKER_TASKS = 150  # after which a worker is replaced: Dynamo keeps some of what it traced
-HANG_SECONDS = 240.0
+from tests.ops.sweep import quiet
 
-
-@dataclass(frozen=True)
-class Plan:
-    level: str
-    seed: int
-    engines: tuple[str, ...]
-    shrink_seconds: float
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What became of a task: how often each status, and the differences as text."""
-
-    counts: Counter[str] = field(default_factory=Counter)
-    reports: tuple[str, ...] = ()
-
-
-# ---- tasks
-
-
-def run_torch(plan: Plan, number: int) -> Outcome:
-    """One program through torch.compile, with every engine."""
-    from .generate import generate
-    from .judge import ENGINES, Judge
-
-    program = generate(plan.seed, number)
-    judge = Judge(program)
-    counts: Counter[str] = Counter()
-    reports = []
-    for name in plan.engines:
-        verdict = judge.verdict(ENGINES[name])
-        counts[f"{name} {verdict.status}"] += 1
-        if verdict.status == "different":
-            reports.append(explain_torch(plan, number, name, verdict))
-    return Outcome(counts, tuple(reports))
-
-
-def explain_torch(plan: Plan, number: int, name: str, verdict: Any) -> str:
-    """The difference, by the smallest program that has it."""
-    from .generate import generate
-    from .judge import ENGINES, blamed, judge
-    from .programs import reproducer
-    from .shrink import shrink
-
-    engine, program = ENGINES[name], generate(plan.seed, number)
-    small = shrink(program, lambda other: judge(other, engine).kind == verdict.kind, plan.shrink_seconds)
-    found = judge(small, engine)
-    title = f"program {number} of seed {plan.seed}, {name}: {found.text or verdict.text}"
-    script = reproducer(small, engine.options, engine.threads)
-    return f"{title}\n({blamed(small, found)}; {len(small.steps)} of {len(program.steps)} steps are left)\n\n{script}"
-
-
-def run_loops(plan: Plan, number: int) -> Outcome:
-    """A batch of loop programs. One that differs ends its batch."""
-    from .loops import Differs, run_batch
-
-    with _shrinking_for(plan.shrink_seconds):
-        try:
-            compared = run_batch(plan.seed * 1_000_003 + number, LOOP_BATCH)
-        except Differs as difference:
-            return Outcome(Counter({"batches that differ": 1}), (f"batch {number} of seed {plan.seed}: {difference}",))
-    return Outcome(Counter({"runs equal": compared, "programs": LOOP_BATCH}))
-
-
-@contextlib.contextmanager
-def _shrinking_for(seconds: float) -> Any:
-    from unittest import mock
-
-    from hypothesis.internal.conjecture import engine
-
-    with mock.patch.object(engine, "MAX_SHRINKING_SECONDS", max(seconds, 1)):
-        yield
-
-
-TASKS: dict[str, Callable[[Plan, int], Outcome]] = {"torch": run_torch, "loops": run_loops}
-
-
-# ---- workers
-
-
-def work(pipe: Any, plan: Plan) -> None:
-    """A worker's life: take numbers, send outcomes, until the pipe says None."""
-    import warnings
-
-    from tests.ops.sweep import quiet
-
-    quiet()
-    warnings.simplefilter("ignore")
-    while (number := pipe.recv()) is not None:
-        try:
-            outcome = TASKS[plan.level](plan, number)
-        except Exception as error:
-            # The fuzzer failed, or a program that eager runs made the compiler fail where no judge looks.
-            text = f"program {number} of seed {plan.seed}: the fuzzer stopped with {type(error).__name__}: {error}"
-            outcome = Outcome(Counter({"stopped": 1}), (text,))
-        pipe.send(outcome)
-
-
-class Worker:
-    """A worker process as its owner sees it."""
-
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
-        self.number: int | None = None
-        self.start()
-
-    def start(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=work, args=(theirs, self.plan), daemon=True)
-        self.process.start()
-        theirs.close()
-        self.done = 0
-
-    def give(self, number: int) -> None:
-        if self.done >= WORKER_TASKS:
-            self.stop()
-            self.start()
-        self.number, self.began = number, time.monotonic()
-        self.pipe.send(number)
-
-    def hear(self) -> Outcome | None:
-        """An outcome; a report if the process died or hangs; None if it is still at work."""
-        if self.pipe.poll():
-            try:
-                outcome: Outcome = self.pipe.recv()
-            except (EOFError, OSError):
-                self.process.join()
-                return self._lost("crash", f"the process ended with {self.process.exitcode}")
-            self.done += 1
-            return outcome
-        if time.monotonic() - self.began > HANG_SECONDS + self.plan.shrink_seconds * len(self.plan.engines):
-            return self._lost("hang", "no answer")
-        return None
-
-    def _lost(self, word: str, what: str) -> Outcome:
-        report = f"program {self.number} of seed {self.plan.seed}: {what}"
-        if self.plan.level == "torch":
-            from .generate import generate
-            from .judge import NATIVE
-            from .programs import reproducer
-
-            assert self.number is not None
-            report += "\n\n" + reproducer(generate(self.plan.seed, self.number), NATIVE)
-        self.stop()
-        self.start()
-        return Outcome(Counter({word: 1}), (report,))
-
-    def stop(self) -> None:
-        with contextlib.suppress(OSError):
-            self.pipe.send(None)
-        self.process.join(3)
-        if self.process.is_alive():
-            self.process.kill()
-            self.process.join()
-        self.pipe.close()
-
-
-def run(plan: Plan, numbers: list[int], size: int, jobs: int, stop_at: float, console: Console) -> Outcome:
-    """All tasks, with a progress bar. Differences are printed as they are found."""
-    counts: Counter[str] = Counter()
-    reports: list[str] = []
-    left = numbers[::-1]
-    workers = [Worker(plan) for _ in range(min(jobs, max(len(numbers), 1)))]
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=console) as bar:
-        task = bar.add_task(plan.level, total=len(numbers) * size)
-        try:
-            while True:
-                for worker in workers:
-                    if worker.number is None and left and time.monotonic() < stop_at:
-                        worker.give(left.pop())
-                busy = [worker for worker in workers if worker.number is not None]
-                if not busy:
-                    break
-                wait([worker.pipe for worker in busy], timeout=1.0)
-                for worker in busy:
-                    outcome = worker.hear()
-                    if outcome is None:
-                        continue
-                    worker.number = None
-                    counts.update(outcome.counts)
-                    counts["tasks"] += 1
-                    reports += outcome.reports
-                    for report in outcome.reports:
-                        console.print(f"\n{report}", highlight=False, markup=False, soft_wrap=True)
-                    bar.update(task, advance=size, description=f"{plan.level}: {len(reports)} differences")
-        finally:
-            for worker in workers:
-                worker.stop()
-    return Outcome(counts, tuple(reports))
+from .generate import generate
+from .judge import DEFAULT, ENGINES, NATIVE, TORCH, Judge
+from .programs import reproducer
+from .run import LOOP_BATCH, TASKS, Plan, run
 
 
 def show_one(plan: Plan, number: int, console: Console) -> bool:
     """One program in this process: its script, and what each engine makes of it."""
-    from tests.ops.sweep import quiet
-
-    from .generate import generate
-    from .judge import DEFAULT, ENGINES, NATIVE, TORCH, Judge
-    from .programs import reproducer
-
     quiet()
     program = generate(plan.seed, number)
     console.print(reproducer(program, NATIVE), highlight=False, markup=False, soft_wrap=True)

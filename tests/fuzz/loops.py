@@ -23,7 +23,6 @@ import numpy as np
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from ferrite.errors import Malformed, ToolFailed
 from ferrite.loops import oracle
 from ferrite.loops.dtypes import DType
 from ferrite.loops.nodes import Program
@@ -233,24 +232,30 @@ def passed(program: Program) -> Program:
 def check(program: Program, sizes: dict[str, int], number: int, targets: tuple[Target, ...]) -> int:
     """Raises `Differs`; else says how many runs were compared, of which a refused program has none."""
     reference, compared = Reference(program, sizes, number), 0
-    for place, form in enumerate(dict.fromkeys((program, passed(program)))):
-        # Passes know nothing of targets: code of what they give is made for the first one only.
-        for target in targets[:1] if place else targets:
-            try:
+    how, form = "after all passes", program
+    try:
+        for place, form in enumerate(dict.fromkeys((program, passed(program)))):
+            # Passes know nothing of targets: code of what they give is made for the first one only.
+            for target in targets[:1] if place else targets:
+                how = f"{target.name}, {'after all passes' if place else 'as it is'}"
                 code = Code(form, target)
-            except (Malformed, ToolFailed) as error:
-                raise Differs(_message(program, form, sizes, number, target.name, str(error))) from error
-            if code.refused is not None:
-                continue
-            for threads in (1, 2):
-                compared += 1
-                arrays = {name: _copy(each) for name, each in reference.arrays.items()}
-                how = f"{target.name}, {threads} threads, {'after all passes' if place else 'as it is'}"
-                if code(sizes, arrays, threads):
-                    raise Differs(_message(program, form, sizes, number, how, "a check fails in the code only"))
-                if complaint := reference.complaint(arrays):
-                    raise Differs(_message(program, form, sizes, number, how, complaint))
+                for threads in (1, 2) if code.refused is None else ():
+                    compared += 1
+                    how = f"{target.name}, {threads} threads, {'after all passes' if place else 'as it is'}"
+                    _compare(code, reference, sizes, threads)
+    except Exception as error:
+        # Whatever goes wrong between the program and its result: a pass, LLVM, a check, a value.
+        what = str(error) if isinstance(error, Differs) else f"{type(error).__name__}: {error}"
+        raise Differs(_message(program, form, sizes, number, how, what)) from error
     return compared
+
+
+def _compare(code: Code, reference: Reference, sizes: dict[str, int], threads: int) -> None:
+    arrays = {name: _copy(each) for name, each in reference.arrays.items()}
+    if code(sizes, arrays, threads):
+        raise Differs("a check fails in the code only")
+    if complaint := reference.complaint(arrays):
+        raise Differs(complaint)
 
 
 def _copy(array: Any) -> Any:
@@ -288,5 +293,8 @@ def run_batch(start: int, count: int, targets: tuple[Target, ...] = tuple(TARGET
             warnings.simplefilter("ignore", RuntimeWarning)  # NumPy's, for what overflows in the oracle
             compared[0] += check(program, sizes, data.draw(st.integers(0, 1000)), targets)
 
-    one()
+    try:
+        one()
+    except Differs as found:
+        raise Differs(str(found)) from None  # without the notes of hypothesis, which print the program as a tree
     return compared[0]

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -277,7 +278,9 @@ class Trace:
 
     def _run(self, step: Step) -> Any:
         try:
-            return eval(compile(step.expression, "<step>", "eval"), ENVIRONMENT, self.values)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return eval(compile(step.expression, "<step>", "eval"), ENVIRONMENT, self.values)
         except Exception as error:
             raise Rejected(str(error)) from error
 
