@@ -7,7 +7,7 @@ RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 TEST_JOBS ?= $(shell $(PYTHON) -c "import os; print(min(os.cpu_count() or 1, 8))")
 
-.PHONY: demo test lint bench conformance clean
+.PHONY: demo test lint bench bench-kernels conformance clean
 
 demo: $(READY)
 	$(RUN) -m bench.demo
@@ -24,6 +24,10 @@ lint: $(READY)
 # First call of Ferrite against aot_eager, interleaved in one run.
 bench: $(READY)
 	$(RUN) -m bench.first_call
+
+# Native kernels against eager and Inductor, interleaved in one run.
+bench-kernels: $(READY)
+	$(RUN) -m bench.kernels
 
 # Every operator of PyTorch's own database against eager; FULL=1 for every sample and dtype.
 conformance: $(READY)

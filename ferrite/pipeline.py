@@ -94,6 +94,7 @@ def compile_graph(
         program = rewrite(program, "host", HOST_PASSES, options, record)
         compiled = CompiledGraph(program, lowered.constants, facts_of(module, graph_id, phase, options, record))
         compiled.load()
+        record.decisions += [Decision("native", (name,), False, why) for name, why in compiled.refused.items()]
     return compiled
 
 

@@ -58,6 +58,7 @@ class CompiledGraph:
     code: PythonCode = field(init=False)
     key: str = field(init=False)
     run: Callable[[list[Any]], Any] | None = field(init=False, default=None, repr=False)
+    refused: dict[str, str] = field(init=False, default_factory=dict)  # kernels without machine code, and why
 
     def __post_init__(self) -> None:
         self.code = emit(self.program)
@@ -69,7 +70,8 @@ class CompiledGraph:
         """Link the program into this process; the second time gives the same function."""
         if self.run is None:
             kernels = kernels_of(self.program.kernels, self.facts.executor)
-            body = load(self.program, self.code, self.constants, kernels, resolve, _callable)
+            self.refused = kernels.refused
+            body = load(self.program, self.code, self.constants, kernels.functions, resolve, _callable)
             self.run = _with_profiler_scope(body, f"ferrite {self.program.name} {self.key[:12]}")
             self.run.compiled = self  # type: ignore[attr-defined]
         return self.run

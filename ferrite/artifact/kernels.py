@@ -6,6 +6,7 @@ import ctypes
 import os
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,17 +21,22 @@ from ferrite.loops.nodes import Buffer, Program
 Kernel = Callable[..., None]
 
 
-def kernels_of(programs: Sequence[Program], executor: str) -> dict[str, Kernel]:
-    """Every program as a function on its buffers and sizes."""
-    if executor == "native":
+@dataclass(frozen=True)
+class Kernels:
+    """Every program as a function on its buffers and sizes. `refused`: those without machine code, and why."""
+
+    functions: dict[str, Kernel]
+    refused: dict[str, str] = field(default_factory=dict)
+
+
+def kernels_of(programs: Sequence[Program], executor: str) -> Kernels:
+    if executor == "native" and programs:
         return native_kernels(programs)
-    return {program.name: oracle_kernel(program) for program in programs}
+    return Kernels({program.name: oracle_kernel(program) for program in programs})
 
 
-def native_kernels(programs: Sequence[Program]) -> dict[str, Kernel]:
+def native_kernels(programs: Sequence[Program]) -> Kernels:
     """Machine code. A program that native code refuses is run by the oracle."""
-    if not programs:
-        return {}
     from ferrite.native import build, emit, target  # LLVM is loaded by the first graph that has kernels
 
     host = target.host()
@@ -43,7 +49,7 @@ def native_kernels(programs: Sequence[Program]) -> dict[str, Kernel]:
         for program in programs:
             if program.name in emitted.names:
                 kernels[program.name] = _native_kernel(program, library, kernels[program.name])
-    return kernels
+    return Kernels(kernels, emitted.refused)
 
 
 def _native_kernel(program: Program, library: Any, explain: Kernel) -> Kernel:

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from ferrite.errors import Unsupported
 from ferrite.loops.access import accesses, written_by
 from ferrite.loops.dtypes import f32, i32, i64
-from ferrite.loops.index import Axis, Index, Size, constant, free_axes, known_nonnegative, product
+from ferrite.loops.index import Axis, Index, Size, coefficient_of, constant, free_axes, known_nonnegative, product
 from ferrite.loops.nodes import Accumulate, Assert, Buffer, Expr, FoldScan, Load, Program, Scan, Statement, Store
 from ferrite.loops.rewrite import children, walk
+from ferrite.loops.shapes import linear
 from ferrite.native.builder import Builder, Type, Value, pointer, scalar
 from ferrite.native.reduce import Reducer
 from ferrite.native.scan import emit_scan
@@ -29,6 +30,7 @@ from ferrite.schedule.shape import Shape, is_independent, reductions_in, shape_o
 I32: Type = scalar(i32)
 STRETCH = 4096  # elements of a tree with one loop that make a unit
 COLUMNS = 256  # the same where loops around the lanes must run in order
+MOST_ROWS = 16  # of a square that is turned in registers
 ENOUGH_UNITS = 512  # for any number of threads
 GRAIN = 32_768  # elements for which a further thread pays
 FRAME = ("buffers", "sizes", "error", "units")
@@ -97,7 +99,7 @@ class _Work:
         """The outer loops that threads share: the first ones whose points write to different places, until there are
         units enough. To find the place of a unit takes a division for each of them."""
         shared: list[Axis] = []
-        for axis in self.shape.outer:
+        for axis in self.shape.outer[:-1] if self.shape.turned else self.shape.outer:
             if not all(is_independent(statement, axis) for statement in self.statements):
                 break
             if known_nonnegative(product(a.extent for a in shared) - ENOUGH_UNITS):
@@ -227,7 +229,9 @@ class _Work:
     ) -> None:
         """The loops around the lanes, outermost first, then what is inside. `span`: from where to where lanes go."""
         b = self.b
-        if axes:
+        if shape.turned and len(axes) == 1:
+            self._in_squares(loop, shape, scope)
+        elif axes:
             axis, *rest = axes
             self._hoist(loop, scope, axis)
             with b.loop(0, self.evaluator.scalar_index(axis.extent, scope)) as here:
@@ -256,6 +260,37 @@ class _Work:
             tail = b.tail(b.sub(stop, here.index), lanes, 1)
             vector = Lanes(axis, here.index, lanes, 1)
             self._body(loop, scope.inner(axes={axis: here.index}, vector=vector, mask=tail.mask))
+
+    def _in_squares(self, loop: Loop, shape: Shape, scope: Scope) -> None:
+        """As many rows at once as there are lanes. What has gaps between lanes is read along the rows, and turned."""
+        b, row, column = self.b, shape.outer[-1], shape.vector
+        assert column is not None
+        lanes = min(max(b.target.vector_bytes // shape.width, 1), MOST_ROWS)
+        self._hoist(loop, scope, row)
+        with b.loop(0, row.extent.constant, lanes) as down:
+            down.next()
+            with b.loop(0, column.extent.constant, lanes) as along:
+                along.next()
+                vector = Lanes(column, along.index, lanes, 1)
+                rows = [
+                    scope.inner(axes={row: b.add(down.index, number), column: along.index}, vector=vector)
+                    for number in range(lanes)
+                ]
+                for node in shape.turned:
+                    for here, value in zip(rows, self._turned(node, column, lanes, rows[0]), strict=True):
+                        here.known[node] = value
+                for here in rows:
+                    self._body(loop, here)
+
+    def _turned(self, node: Load, column: Axis, lanes: int, first: Scope) -> list[Value]:
+        """The values of a load for each of the rows, which are neighbours in memory."""
+        b, evaluator = self.b, self.evaluator
+        place = linear(node.index, node.buffer.strides)
+        start, step = evaluator.scalar_index(place, first), coefficient_of(place, column)
+        assert step is not None
+        apart, base = evaluator.scalar_index(step, first), evaluator.buffers[node.buffer]
+        columns = [b.load(node.dtype, base, b.add(start, b.mul(apart, number)), lanes) for number in range(lanes)]
+        return b.transpose(columns)
 
     def _hoist(self, loop: Loop, scope: Scope, axis: Axis) -> None:
         """What a loop does not change is computed before it, unless the loop may change memory that it reads."""

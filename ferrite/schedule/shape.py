@@ -6,33 +6,52 @@ order. A reduction that the lanes do not touch gets lanes of its own, along one 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ferrite.loops.access import accesses, axis_at
+from ferrite.loops.access import accesses, axis_at, written_by
 from ferrite.loops.index import Axis, Data, Index, coefficient_of, free_atoms, free_axes
-from ferrite.loops.nodes import Accumulate, Apply, Expr, Load, Random, Reduce, Statement, Store
-from ferrite.loops.rewrite import Tree, walk
+from ferrite.loops.nodes import (
+    Accumulate,
+    Apply,
+    Expr,
+    Fold,
+    Guarded,
+    Load,
+    Random,
+    Reduce,
+    Require,
+    Scan,
+    Statement,
+    Store,
+)
+from ferrite.loops.rewrite import Tree, children, walk
 from ferrite.loops.shapes import linear
 
 MOST_WAYS = 4
 LONG_BODY, LONGEST_BODY = 16, 48  # operations: more of them need the registers for themselves
+SQUARE = 32  # elements: every vector has so many or a part of them
 STORE_WEIGHT = 3  # a store with gaps costs more than a load with gaps
 
 
 @dataclass(frozen=True)
 class Shape:
-    """`outer`: loops around; `vector`: the axis in lanes, if there is one; `width`: bytes of an element in lanes."""
+    """`outer`: loops around; `vector`: the axis in lanes, if there is one; `width`: bytes of an element in lanes.
+
+    `turned`: loads with gaps between the lanes, but none along the last of the outer loops. Squares of them are read
+    row by row and turned in registers.
+    """
 
     outer: tuple[Axis, ...]
     vector: Axis | None
     width: int
     ways: int
+    turned: tuple[Load, ...] = ()
 
 
 def shape_of(axes: tuple[Axis, ...], body: Sequence[Statement]) -> Shape:
     """Where the order of points matters (scatters, scans), lanes go along an axis whose points never meet, if what they
-    write are neighbours; otherwise it goes element by element."""
+    write are neighbours; otherwise it goes element by element. With gaps, a scan in lanes took 2.5 times as long."""
     reductions = [node for statement in body for node in reductions_in(statement)]
     free = [
         axis
@@ -44,7 +63,32 @@ def shape_of(axes: tuple[Axis, ...], body: Sequence[Statement]) -> Shape:
     if vector is None:
         return Shape(axes, None, width_of(*body), 1)
     outer = tuple(axis for axis in axes if axis is not vector)
-    return Shape(outer, vector, width_of(*body, along=vector), ways_of(*body, along=vector))
+    turned = tuple(_turned_loads(outer[-1], vector, body)) if outer else ()
+    return Shape(outer, vector, width_of(*body, along=vector), ways_of(*body, along=vector), turned)
+
+
+def _turned_loads(row: Axis, lane: Axis, body: Sequence[Statement]) -> Iterator[Load]:
+    """Only where both loops are whole squares of any vector's length, as `tile.py` makes them."""
+    if any(axis.extent.terms or axis.extent.constant % SQUARE for axis in (row, lane)):
+        return
+    written = {buffer for statement in body for buffer in written_by(statement)}
+    for node in dict.fromkeys(node for statement in body for node in _always_read(statement)):
+        place = linear(node.index, node.buffer.strides)
+        if smoothness(place, lane) == 0 and smoothness(place, row) == 2 and node.buffer not in written:
+            yield node
+
+
+def _always_read(statement: Statement) -> Iterator[Load]:
+    """Loads at every point: not those that a guard or a requirement protects, nor those of reductions."""
+    waiting: list[Tree] = list(children(statement))
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, Load):
+            yield node
+        if isinstance(node, (Guarded, Require)):
+            waiting.append(node.condition)
+        elif not isinstance(node, (Reduce, Fold)):
+            waiting.extend(children(node))
 
 
 def best_axis(axes: Sequence[Axis], accesses: Iterable[tuple[Index, int]]) -> Axis | None:
@@ -115,6 +159,8 @@ def width_of(*parts: Statement | Expr, along: Axis | None = None) -> int:
             widest = max(widest, 4 if dtype.is_half else dtype.bytes)
         elif isinstance(part, Random):
             widest = max(widest, 4)
+        elif isinstance(part, Scan) and part.value.dtype.is_float:
+            widest = 8  # what runs along is kept in f64
     return widest
 
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 from ferrite.loops.index import ZERO, Axis, Index, known_nonnegative, of_atom
 from ferrite.loops.nodes import Nest, Program, Statement
 from ferrite.loops.rewrite import can_raise, fresh_name, names_in, substitute_axes
-from ferrite.schedule.shape import best_axis, is_free_of_order, places_of, smoothness
+from ferrite.schedule.shape import SQUARE, best_axis, is_free_of_order, places_of, smoothness
 
-SIDE = 32  # elements: two cache lines of f32, and few enough rows for the first level of the TLB
+SIDE = SQUARE  # two cache lines of f32, and few enough rows for the first level of the TLB
 
 
 def tile_transposes(program: Program, side: int = SIDE) -> Program:

@@ -25,6 +25,9 @@ def places(rows: int = ROWS) -> torch.Tensor:
 
 CASES: dict[str, Callable[[], tuple[Callable[..., Any], tuple[Any, ...]]]] = {
     "cumsum": lambda: (lambda x: x.cumsum(0), (table(),)),
+    "cumsum of rows": lambda: (lambda x: x.cumsum(1), (table(),)),
+    "cumsum of rows of halves": lambda: (lambda x: x.cumsum(1), (table().half(),)),
+    "cummax of rows": lambda: (lambda x: torch.cummax(x, 1), (table(),)),
     "cumsum of halves": lambda: (lambda x: x.cumsum(0), (table().bfloat16(),)),
     "cumprod of integers": lambda: (lambda x: x.cumprod(0), (table().long(),)),
     "cummax": lambda: (lambda x: torch.cummax(x, 0), (table(),)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -125,5 +126,22 @@ def program(s0: size(0, 512), s1: size(0, 512), x: f32[s1, s0], y: out(f32[s0, s
     assert len(program.nests) == 3
     x = torch.from_numpy(np.arange(rows * columns, dtype=np.float32).reshape(columns, rows))
     y = torch.full((rows, columns), -1.0)
-    kernels_of([program], "native")[program.name](x, y, rows, columns)
+    kernels_of([program], "native").functions[program.name](x, y, rows, columns)
     assert torch.equal(y, x.t())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool])
+@pytest.mark.parametrize("executor", ["oracle", "native"])
+def test_squares_are_turned(dtype: torch.dtype, executor: str) -> None:
+    """Through torch.compile, with guards, a broadcast and a mixture of dtypes beside the transposed tensor."""
+
+    def function(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> Any:
+        padded = torch.nn.functional.pad(x.t().to(torch.float32), (1, 0))[:, :-1]
+        return x.t().contiguous(), y + x.t().to(torch.float32) * z, padded + x.t().to(torch.float32)
+
+    torch.manual_seed(0)
+    x = torch.randint(0, 2, (163, 131)).to(dtype)
+    y, z = torch.randn(131, 163), torch.randn(163)
+    options = {"executor": executor, "strict": True}
+    found = torch.compile(function, backend="ferrite", options=options)(x, y, z)
+    torch.testing.assert_close(found, function(x, y, z))
