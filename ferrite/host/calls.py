@@ -9,3 +9,15 @@ from typing import Any
 def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call a function that has no name of its own (it arrives as a constant)."""
     return function(*args, **kwargs)
+
+
+def with_strides(tensor: Any, strides: tuple[int, ...]) -> Any:
+    """The tensor itself if it lies in memory as tracing promised, or else a copy that does: kernels go by the promise,
+    and an op may give other strides than it said (FFT under dynamic sizes does). Where nothing is stepped over, any
+    stride is right."""
+    have = tensor.stride()
+    if have == strides or tensor.numel() == 0:
+        return tensor
+    if all(a == b or size == 1 for a, b, size in zip(have, strides, tensor.shape, strict=True)):
+        return tensor
+    return tensor.new_empty_strided(tensor.shape, strides).copy_(tensor)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ferrite.errors import Unsupported
-from ferrite.loops.dtypes import DType, f32, f64, i32, i64
+from ferrite.loops.dtypes import DType, b8, f32, f64, i32, i64
 from ferrite.loops.index import ZERO, Data, Index, IndexLike, data, free_atoms, index, known_zero, product
 from ferrite.loops.nodes import (
     Accumulate,
@@ -774,7 +774,10 @@ def _no_negative_repeat(repeats: Tensor) -> Assert:
 
 @lowers(aten.masked_scatter.default)
 def masked_scatter(x: Tensor, mask: Tensor, source: Tensor, *, result: Result) -> Tensor | Built:
-    """Where the mask is set, the elements of `source` one after the other, in row-major order."""
+    """Where the mask is set, the elements of `source` one after the other, in row-major order. Eager raises for a mask
+    that is not boolean."""
+    if mask.dtype is not b8:
+        raise Unsupported("masked_scatter with a mask that is not boolean")
     if ZERO in result.sizes:
         return Tensor(axes_for(result.sizes), const(0, x.dtype))
     inside = expand(truth_of(mask), result.sizes)

@@ -132,6 +132,8 @@ class _Value:
     body: GraphModule | None = None  # a graph that an op calls: a function of the program once eager asks for it
     part: int | None = None
     is_view: bool = False
+    is_promised: bool = False  # an eager op made it, with the strides that tracing promised, or with others
+    is_doubtful: bool = False  # its strides, and those of what follows from it, are known to eager only
     root: _Value | None = None  # whose memory a view shares
 
     @property
@@ -306,7 +308,14 @@ class _OneGraph:
         self.writes[node.name] = tuple(v.host for v in written if isinstance(v, _Value) and v.host is not None)
         root = self.values.get(node.args[0]) if node.args and isinstance(node.args[0], Node) else None
         shares = isinstance(root, _Value) and _may_alias(node)
-        self.values[node] = self._on_host(node, node.name, root if shares else None)
+        value = self.values[node] = self._on_host(node, node.name, root if shares else None)
+        value.is_promised = value.tensor is not None and target not in KEEPS_ITS_PROMISE
+        value.is_doubtful = self._is_doubtful(node, target)
+
+    def _is_doubtful(self, node: Node, target: str) -> bool:
+        if target in BREAKS_ITS_PROMISE:
+            return isinstance(node.meta.get("val"), torch.Tensor) and not _is_static(node.meta["val"])
+        return any(isinstance(v := self.values[a], _Value) and v.is_doubtful for a in node.all_input_nodes)
 
     def _by_row(self, node: Node, row: Row) -> Any:
         """The row's value, stored now if it should not be computed again by every reader."""
@@ -389,7 +398,7 @@ class _OneGraph:
             value = self.values[argument]
             if isinstance(value, _Value):
                 if value.tensor is not None:
-                    return value.tensor
+                    return self._in_memory_as_promised(value)
                 if value.body is not None:
                     return value.body
                 fake = argument.meta.get("val")
@@ -400,6 +409,21 @@ class _OneGraph:
         if isinstance(argument, (list, tuple)):
             return type_of_list(argument)(self._row_value(item) for item in argument)
         return argument
+
+    def _in_memory_as_promised(self, value: _Value) -> Tensor:
+        """The tensor of a value, for a kernel to read: what an eager op made is held to the strides of the trace."""
+        assert value.tensor is not None
+        if value.is_doubtful:
+            raise Unsupported("a tensor whose strides tracing does not know")
+        if value.is_promised:
+            name = self.shared.fresh(f"{value.host}_strided")
+            buffer = self._buffer(name, value.fake)
+            strides = tuple(self.host_sizes.value(stride) for stride in buffer.strides)
+            call = Call(name, "ferrite.host.calls.with_strides", (Ref(str(value.host)), strides), {})
+            self.steps.append(call)
+            self.names_of[value.memory()].append(name)
+            value.tensor, value.is_promised = of_buffer(buffer), False
+        return value.tensor
 
     def _draw(self) -> Draw:
         """A seed for one random op. Seeds of a call are drawn together, from torch's generator."""
@@ -482,12 +506,15 @@ class _OneGraph:
         target, source = (self.values[argument] for argument in node.args[:2])
         if not (_is_stored(target) and isinstance(source, _Value) and source.tensor is not None):
             raise Unsupported("a copy between values that are no plain tensors")
+        self._in_memory_as_promised(source)
         buffer: Buffer = target.tensor.body.buffer
         if not _is_dense(buffer):
             raise Unsupported("a copy into memory that may lie over itself")
         axes = axes_for(buffer.sizes)
         if source.is_lazy and (self._is_read_later(source) or not self._reads_only_here(source, target, axes)):
             self._store(source)
+        elif source.is_view and not self._reads_only_here(source, target, axes):
+            raise Unsupported("a copy from a view of the same memory")
         self._store_readers_of(target, but=source)
         value = cast(expand(source.tensor, buffer.sizes).body, buffer.dtype)
         nest = Nest(axes, (Store(buffer, points(axes), value),))
@@ -564,9 +591,15 @@ class _OneGraph:
         if value.part is not None:
             name = self.shared.fresh(f"{node.name}_{value.part}")
             self.steps.append(Call(name, "operator.getitem", (Ref(node.name), value.part), {}, source_place(node)))
-        value.host, value.tensor = name, of_buffer(self._buffer(name, value.fake))
+        value.host = name  # kernels go on reading what it is a view of
         self.names_of[value.memory()].append(name)
 
+
+# Ops that give other strides than traced when sizes are symbolic; what is computed from them follows the real ones.
+BREAKS_ITS_PROMISE = frozenset({"aten._fft_c2c.default", "aten._fft_r2c.default", "aten._fft_c2r.default"})
+
+# Ops whose results are always new and contiguous, as traced.
+KEEPS_ITS_PROMISE = frozenset({"aten.mm.default", "aten.addmm.default", "aten.bmm.default", "aten.baddbmm.default"})
 
 _TORCH_NAMES = {ours.name: str(theirs).removeprefix("torch.") for theirs, ours in TORCH_DTYPES.items()}
 
@@ -615,6 +648,10 @@ def _is_plain(fake: Any) -> bool:
         and not fake.is_neg()
         and not torch._is_functional_tensor(fake)
     )
+
+
+def _is_static(fake: torch.Tensor) -> bool:
+    return all(isinstance(extent, int) for extent in (*fake.shape, *fake.stride()))
 
 
 def _is_stored(value: Any) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ferrite.errors import Unsupported
-from ferrite.loops.index import ONE, Index, IndexLike, floordiv, index, maximum, minimum, mod
+from ferrite.loops.index import ONE, ZERO, Index, IndexLike, floordiv, index, maximum, minimum, mod
 from ferrite.loops.nodes import Accumulate, Expr, Nest, Position
 from ferrite.loops.shapes import reshape_index
 from ferrite.lower.gather import result_buffer

@@ -8,9 +8,9 @@ Note [Judging programs]
 Floats may differ as they may for one op: within the tolerance of the dtype, or no farther from float64 than eager is.
 But a program can subtract nearly equal numbers, and then eager may be right to the last bit by luck where one unit in
 the last place of `exp` is a large error of the result. So if these rules do not accept a value, eager runs NOISY_RUNS
-times more with noise: what an inexact step gives, and every gradient on its way back, is moved by a few units in the
-last place. Who is no farther from eager than SPREAD times the noisy runs are has made no error that matters. Where
-noise changes which values are NaN or infinite, nobody can say which are right, and such elements are not compared.
+times more with noise: what an inexact step takes and gives, and every gradient on its way back, is moved by a few units
+in the last place. Who is no farther from eager than SPREAD times the noisy runs are has made no error that matters.
+Where noise changes which values are NaN or infinite, nobody can say which are right, and such elements are not compared.
 Integers and truth values come from exact values only, and are equal or wrong.
 """
 
@@ -168,19 +168,27 @@ class Eager:
 
     def _with_noise(self, seed: int) -> Callable[..., Any]:
         generator = torch.Generator().manual_seed(seed)
-        rounds = [step.rounding in ("inexact", "sum") for step in self.program.steps]
 
-        def disturb(place: int, values: tuple[torch.Tensor, ...]) -> None:
-            for value in values:
-                if not value.is_floating_point():
-                    continue
-                if rounds[place]:
-                    # `.data`: autograd is not told, so it differentiates the step as if its result were the noisy one
-                    value.data.copy_(_moved(value.data, generator))
-                if value.requires_grad:
-                    value.register_hook(lambda gradient: _moved(gradient, generator))
+        class Move(torch.autograd.Function):
+            @staticmethod
+            def forward(context: Any, value: torch.Tensor) -> torch.Tensor:
+                return _moved(value, generator)
 
-        return function_of(self.program, after="disturb({place}, ({names}))", disturb=disturb)
+            @staticmethod
+            def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:
+                return gradient
+
+        def moved(value: torch.Tensor) -> torch.Tensor:
+            return Move.apply(value) if value.is_floating_point() else value
+
+        def noted(value: torch.Tensor, rounds: bool) -> None:
+            if value.is_floating_point() and rounds:
+                # `.data`: autograd is not told, so it differentiates the step as if its result were the noisy one
+                value.data.copy_(_moved(value.data, generator))
+            if value.requires_grad:
+                value.register_hook(lambda gradient: _moved(gradient, generator))
+
+        return function_of(self.program, moved=moved, noted=noted)
 
 
 def _moved(value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:

@@ -75,6 +75,10 @@ class Step:
         return self.text.format(*self.operands)
 
     @property
+    def rounds(self) -> bool:
+        return self.rounding in ("inexact", "sum")
+
+    @property
     def line(self) -> str:
         return f"{', '.join(self.results)} = {self.expression}" if self.results else self.expression
 
@@ -162,22 +166,24 @@ def make_inputs(inputs: Sequence[Input]) -> dict[str, torch.Tensor]:
 # ---- text
 
 
-def source(program: Program, after: str = "") -> str:
-    """The function. `after` is a line to follow every step: {place} is its number, {names} is what it made."""
+def source(program: Program, disturbed: bool = False) -> str:
+    """The function. If disturbed, what steps that round take and give goes through `moved` and `noted`."""
     lines = [f"def program({', '.join(each.name for each in program.inputs)}):"]
-    for place, step in enumerate(program.steps):
-        lines.append(f"    {step.line}")
-        if after:
-            names = step.results or step.operands[:1]
-            lines.append("    " + after.format(place=place, names=", ".join(names) + ","))
+    for step in program.steps:
+        if disturbed and step.results and step.rounds:
+            lines.append(f"    {replace(step, operands=tuple(f'moved({name})' for name in step.operands)).line}")
+        else:
+            lines.append(f"    {step.line}")
+        if disturbed:
+            lines += [f"    noted({name}, {step.rounds})" for name in step.results or step.operands[:1]]
     lines.append(f"    return {', '.join(program.outputs)}" + ("," if len(program.outputs) == 1 else ""))
     return "\n".join(lines) + "\n"
 
 
-def function_of(program: Program, after: str = "", **names: Any) -> Callable[..., Any]:
-    """The function that the text defines; `names` are what a line `after` each step may call."""
-    environment = {**ENVIRONMENT, **names}
-    exec(compile(source(program, after), "<program>", "exec"), environment)
+def function_of(program: Program, **disturbed: Callable[..., Any]) -> Callable[..., Any]:
+    """The function that the text defines; of the disturbed text, if `moved` and `noted` are given."""
+    environment = {**ENVIRONMENT, **disturbed}
+    exec(compile(source(program, bool(disturbed)), "<program>", "exec"), environment)
     return environment["program"]  # type: ignore[return-value]
 
 

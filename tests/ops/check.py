@@ -9,10 +9,14 @@ between calls shows.
 Note [Judging values]
 Equal bits (NaN equals NaN, zeros by sign) is the first question. If the answer is no:
 - Eager is run again from the same seed. If it does not repeat itself, values are not compared.
-- Eager is run from another seed. If the result is not even near, the op is random, and its stream has to be eager's.
+- Eager is run from another seed. If the result is not even near, the op is random, and its stream has to be eager's:
+  the result is near to eager's, by the tolerance below. A reference of another dtype may have drawn other numbers.
 - The case is run in eager in float64 or complex128. It passes, as `close`, if no element is farther from
   that reference than SLACK times eager's worst element, plus one unit in the last place of the reference.
-  Gradients have such a reference too: its backward starts from the very cotangents that eager's started from.
+  Gradients have such a reference too: its backward starts from the very cotangents that eager's started from. They
+  are long chains, in which either side may be the luckier one (over 30 seeds of a householder product the two errors
+  stood at 0.07 to 4.1 to 1, with 0.9 as their mean), so in f32 and f64 they may be NORMWISE units of the largest
+  element away.
 - Or if it is within PyTorch's own tolerance of the dtype from eager. NaN and infinity must stand in the same places.
 Integers and booleans are equal or wrong.
 """
@@ -36,6 +40,7 @@ from torch.testing._comparison import default_tolerances
 from .cases import UNDEFINED_VALUES, Case, Group, Sample, function_of, op_table, seed_everything
 
 SLACK = 2.0
+NORMWISE = 16  # units in the last place of the largest element
 MANY = 1 << 20
 Call = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
@@ -335,15 +340,14 @@ class Comparison:
             self.notes.append(f"{where}: eager does not repeat itself")
             return
         other = read(self._run("other seed"))
-        if isinstance(other, torch.Tensor) and not _near_tensor(eager, other):
-            self.differs(f"{prefix}random", where, eager, compiled)
-            return
-        reference = read(self._run("reference"))
+        is_random = isinstance(other, torch.Tensor) and not _near_tensor(eager, other)
+        reference = None if is_random else read(self._run("reference"))
         wide = dense_parts(reference) if isinstance(reference, torch.Tensor) else []
         for place, (left, right) in enumerate(parts):
-            complaint = judge_values(left, right, wide[place] if place < len(wide) else None)
+            complaint = judge_values(left, right, wide[place] if place < len(wide) else None, bool(prefix))
             if complaint:
-                self.differences.append(Difference(f"{prefix}value", where, complaint))
+                kind = "random" if is_random else "value"
+                self.differences.append(Difference(f"{prefix}{kind}", where, complaint))
                 return
         self.close = True
 
@@ -472,7 +476,9 @@ def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
     return bool(same.all())
 
 
-def judge_values(eager: torch.Tensor, compiled: torch.Tensor, reference: torch.Tensor | None) -> str:
+def judge_values(
+    eager: torch.Tensor, compiled: torch.Tensor, reference: torch.Tensor | None, is_gradient: bool = False
+) -> str:
     """Empty if the compiled values may stand for eager's, else the complaint. See Note [Judging values]."""
     if not eager.is_floating_point() and not eager.is_complex():
         if torch.equal(eager, compiled):
@@ -499,6 +505,8 @@ def judge_values(eager: torch.Tensor, compiled: torch.Tensor, reference: torch.T
         exact = torch.where(finite, reference.to(torch.float64), 0.0)
         eager_error = (torch.where(finite, left, 0.0) - exact).abs().max()
         ulp = torch.finfo(dtype).eps * exact.abs().clamp(min=torch.finfo(dtype).tiny)
+        if is_gradient and dtype.itemsize > 2 and exact.numel():
+            ulp = ulp.clamp(min=NORMWISE * torch.finfo(dtype).eps * exact.abs().max().item())
         if bool(((torch.where(finite, right, 0.0) - exact).abs() <= SLACK * eager_error + ulp).all()):
             return ""
     return f"largest error {error.max().item():.3g}: eager {_short(eager)}, compiled {_short(compiled)}"

@@ -358,6 +358,13 @@ def test_gradient_by_another_draw_is_random() -> None:
     assert [difference.kind for difference in verdict.differences] == ["gradient random"], verdict
 
 
+def test_a_random_op_may_round_otherwise() -> None:
+    case, sample = "nn.functional.dropout|f32|s0|static|infer", _sample(torch.ones(64))
+    for factor, status in ((1 + 2.0**-23, "close"), (1.001, "different")):
+        verdict = _judge(_changing(lambda out, factor=factor: out * factor), case, sample)
+        assert (verdict.status, verdict.kind) == (status, status if status == "close" else "random"), verdict
+
+
 # ---- the harness: names, choices, processes -----------------------------------------------------------------------
 
 

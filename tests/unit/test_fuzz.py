@@ -5,11 +5,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,15 +34,12 @@ from tests.fuzz.programs import (
 )
 from tests.fuzz.shrink import shrink
 
-ROOT = Path(__file__).parents[2]
 SEED = 2026
 
 
 @pytest.fixture(autouse=True)
 def _no_warnings() -> Any:
     """Random programs divide by zero, and use what torch deprecates."""
-    import warnings
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -130,13 +125,13 @@ def test_sums_of_whole_numbers_are_exact() -> None:
         assert trace.exact["v0"] is exact
 
 
-def test_a_reproducer_is_a_script_that_runs() -> None:
+def test_a_reproducer_is_a_script_that_runs(capsys: pytest.CaptureFixture[str]) -> None:
     programs = [generate(6, number) for number in range(200)]
     program = next(each for each in programs if each.is_training and any(not step.results for step in each.steps))
     script = reproducer(program, NATIVE).replace("backend='ferrite'", "backend='eager'")
     script = script.replace(f", options={NATIVE!r}", "")
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    exec(compile(script, "<reproducer>", "exec"), {})
+    assert len(capsys.readouterr().out.splitlines()) >= 4
 
 
 # ---- engines that are wrong
@@ -160,7 +155,6 @@ def changed(around: Callable[[Callable[..., Any], Any], Any]) -> Callable[..., A
     return lambda module, inputs: lambda *given: around(module.forward, given)
 
 
-MAXIMUM = Step("torch.maximum({0}, {1})", ("x0", "v9"), ("v0",))
 WRONG: dict[str, tuple[str, Callable[..., Any], Program]] = {
     "value": (
         "value",
