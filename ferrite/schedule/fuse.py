@@ -34,7 +34,7 @@ def fuse(lowered: Lowered) -> Lowered:
     main, *functions = (run.run() for run in runs)
     choices = tuple(choice for run in runs for choice in run.choices)
     used = {step.kernel for body in (main, *functions) for step in body.steps if isinstance(step, Launch)}
-    programs = tuple(program for program in kernels.all() if program.name in used)
+    programs = tuple(program for program in kernels.programs.values() if program.name in used)
     return replace(lowered, main=main, functions=tuple(functions), kernels=programs, choices=lowered.choices + choices)
 
 
@@ -244,27 +244,23 @@ class _Fusion:
 
 
 class _Kernels:
-    """Distinct programs by structure; new ones get the next free number."""
+    """Programs by name, and distinct ones by structure; new ones get the next free number."""
 
     def __init__(self, programs: Iterable[Program]) -> None:
         self.programs = {program.name: program for program in programs}
         self.names = {_plain(program): program.name for program in self.programs.values()}
-        self.taken = set(self.names.values())
-        self.next = len(self.taken)
+        self.next = len(self.programs)
 
     def name(self, program: Program) -> str:
         known = self.names.get(program)
         while known is None:
             wanted = f"kernel_{self.next}"
             self.next += 1
-            if wanted not in self.taken:
+            if wanted not in self.programs:
                 known = self.names[program] = wanted
-                self.taken.add(wanted)
+                named = Program(wanted, program.sizes, program.parameters, program.locals, program.nests)
+                self.programs[wanted] = named
         return known
-
-    def all(self) -> Iterator[Program]:
-        for program, name in self.names.items():
-            yield Program(name, program.sizes, program.parameters, program.locals, program.nests)
 
 
 def _plain(program: Program) -> Program:

@@ -10,7 +10,7 @@ But a program can subtract nearly equal numbers, and then eager may be right to 
 the last place of `exp` is a large error of the result. So if these rules do not accept a value, eager runs NOISY_RUNS
 times more with noise: what an inexact step takes and gives, and every gradient on its way back, is moved by a few units
 in the last place. Who is no farther from eager than SPREAD times the noisy runs are has made no error that matters.
-Where noise changes which values are NaN or infinite, nobody can say which are right, and such elements are not compared.
+Where noise changes which values are NaN or infinite, nobody can say which are right; such elements are not compared.
 Integers and truth values come from exact values only, and are equal or wrong.
 """
 

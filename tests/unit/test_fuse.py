@@ -11,7 +11,11 @@ import torch.nn.functional as F
 
 import ferrite
 from ferrite.artifact.compiled import CompiledGraph
-from ferrite.host.nodes import HostProgram, Launch
+from ferrite.host.lowered import Body, Lowered
+from ferrite.host.nodes import Call, HostProgram, Input, Launch
+from ferrite.loops.text import parse_program
+from ferrite.schedule.fuse import fuse
+from ferrite.syntax import Ref
 
 EXECUTORS = ("oracle", "native")
 
@@ -167,3 +171,16 @@ def test_kernels_of_branches_are_joined_too(executor: str, monkeypatch: pytest.M
         torch.testing.assert_close(run(function, x, executor=executor), function(x))
     program = program_of(monkeypatch, function, x, executor=executor)
     assert [_launches_in(body) for body in program.functions] == [1, 1]
+
+
+def test_kernels_that_passes_made_equal_all_stay() -> None:
+    """Two programs with one structure under two names: each name is still launched by someone."""
+    text = "def {0}(x: f32[8], y: out(f32[8])):\n    for i in box(8):\n        y[i] = exp(x[i])\n"
+    kernels = tuple(parse_program(text.format(name)) for name in ("kernel_0", "kernel_1"))
+    steps = (Launch("kernel_0", ("a", "b"), ()), Launch("kernel_1", ("c", "d"), ()), Launch("kernel_0", ("b", "e"), ()))
+    allocations = tuple(Call(name, "aten.empty_strided.default", ([8], [1]), {}) for name in "bde")
+    inputs = (Input("a", "f32[8]"), Input("c", "f32[8]"))
+    fused = fuse(Lowered(Body("main", inputs, (*allocations, *steps), (Ref("d"), Ref("e"))), kernels=kernels))
+    launched = [step.kernel for step in fused.main.steps if isinstance(step, Launch)]
+    assert len(launched) == 2
+    assert set(launched) == {program.name for program in fused.kernels}
