@@ -127,7 +127,32 @@ def _max_unpool2d(x: torch.Tensor, indices: torch.Tensor, sizes: Any) -> torch.T
     return made.clone(memory_format=kept)
 
 
+def _stretched_last(op: Any) -> Callable[..., Any]:
+    """op(stretched, x)  ->  op(x, stretched), of halves, where the order does not matter to the value.
+
+    The first operand that tells two dimensions apart decides how a result lies in memory. One number stretched to a
+    shape tells none apart, but PyTorch traces halves as f32, which makes it dense, and then it does.
+    """
+
+    def split(left: Any, right: Any, **others: Any) -> Any:
+        if others or not (isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor)):
+            return NotImplemented
+        if left.dtype not in _HALVES or not _is_stretched(left) or _is_stretched(right):
+            return NotImplemented
+        return op(right, left)
+
+    return split
+
+
+def _is_stretched(x: torch.Tensor) -> bool:
+    """Whether at most one dimension of several has a stride."""
+    steps = sum(not (isinstance(stride, int) and stride == 0) for stride in x.stride())
+    return steps <= 1 < x.dim()
+
+
 OWN: dict[Any, Callable[..., Any]] = {
+    aten.mul.Tensor: _stretched_last(aten.mul.Tensor),
+    aten.add.Tensor: _stretched_last(aten.add.Tensor),
     aten.max_unpool2d.default: _max_unpool2d,
     aten.native_layer_norm.default: _in_f32(aten.native_layer_norm.default),
     aten.native_group_norm.default: _in_f32(aten.native_group_norm.default),

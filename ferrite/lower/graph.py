@@ -333,6 +333,8 @@ class _OneGraph:
             kwargs["result"] = tuple(self._result(fake) for fake in fakes) if several else self._result(fakes)
         if row.wants_draw:
             kwargs["draw"] = self._draw()
+        if row.wants_traced:
+            kwargs["traced"] = tuple(a.meta.get("val") if isinstance(a, Node) else a for a in node.args)
         made = row.lower(*args, **kwargs)
         if isinstance(made, Built):
             return self._build(node, made, several)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._prims_common import suggest_memory_format
 
 from ferrite.errors import Unsupported
 from ferrite.loops.dtypes import DType, f32, f64
@@ -434,8 +435,12 @@ def group_norm(
     eps: float,
     *,
     result: Any,
+    traced: tuple[Any, ...],
 ) -> Parts:
-    """Statistics over the channels of a group and all pixels. Over no elements the mean is 0 and 1 / std NaN."""
+    """Statistics over the channels of a group and all pixels. Over no elements the mean is 0 and 1 / std NaN. Eager
+    raises if x is neither contiguous nor channels-last."""
+    if not traced[0].is_contiguous(memory_format=suggest_memory_format(traced[0])):
+        raise Unsupported("group norm of a tensor with gaps or in another order")
     statistics_fit(parameters_fit(x, weight, bias), *result[1:])
     compute = accumulator(x.dtype)
     mean, rstd = standard(grouped(x, groups), inside_groups(x), eps, compute, keep=False)

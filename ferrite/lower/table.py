@@ -25,6 +25,7 @@ class Row:
     is_view: bool
     wants_result: bool
     wants_draw: bool
+    wants_traced: bool
 
 
 _rows: dict[Any, Row] = {}
@@ -32,7 +33,8 @@ _rows: dict[Any, Row] = {}
 
 def lowers(*ops: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Make the decorated function the row of each op. A row with a keyword `result` is told what eager would give; one
-    with a keyword `draw` is given a seed. An op that may not exist yet, because a module of PyTorch that we do not
+    with a keyword `draw` is given a seed; one with `traced` gets the tensors of the trace as well, for ops that look at
+    strides before they look at values. An op that may not exist yet, because a module of PyTorch that we do not
     import defines it, is given by its name."""
     return _enter(ops, is_view=False)
 
@@ -50,7 +52,7 @@ def _enter(ops: tuple[Any, ...], *, is_view: bool) -> Callable[[Callable[..., An
                 raise Malformed(
                     f"{op} has two rows: {_rows[op].lower.__name__} and {lower.__name__}", where="lower.table"
                 )
-            _rows[op] = Row(lower, is_view, "result" in asked, "draw" in asked)
+            _rows[op] = Row(lower, is_view, "result" in asked, "draw" in asked, "traced" in asked)
         return lower
 
     return enter

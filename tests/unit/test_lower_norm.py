@@ -264,3 +264,15 @@ def test_scans_of_single_numbers() -> None:
 def test_scans_without_a_kernel_raise_as_in_eager() -> None:
     assert_raises_alike(lambda v: v.logcumsumexp(0), torch.tensor([1, 2]))
     assert_raises_alike(lambda v: v.cumsum(0, dtype=torch.bool), torch.tensor([1, 2]))
+
+
+def test_group_norm_raises_for_strides_as_eager_does() -> None:
+    x = torch.randn(2, 5, 6).transpose(1, 2)
+
+    def function(x: torch.Tensor) -> Any:
+        return torch.ops.aten.native_group_norm(x, None, None, 2, 6, 5, 3, 1e-5)
+
+    compiled = torch.compile(function, backend="ferrite", options={"executor": "oracle"})
+    for call in (function, compiled):
+        with pytest.raises(RuntimeError, match="is_contiguous"):
+            call(x)

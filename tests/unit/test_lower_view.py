@@ -184,3 +184,16 @@ def test_indices_of_triangles(sizes: tuple[int, int]) -> None:
 
 def test_indices_of_triangles_of_another_dtype() -> None:
     assert_same(lambda: torch.tril_indices(300, 200, 17, dtype=torch.int32))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_a_stretched_operand_does_not_decide_the_strides(dtype: torch.dtype) -> None:
+    """A gradient that a sum stretched, times a transposed weight. Of halves, tracing alone would say otherwise."""
+    weight, row = torch.randn(4, 3, dtype=dtype).t(), torch.randn(4, dtype=dtype)
+    assert_same(lambda w, r: (r.sum().expand(3, 4) * w, r.expand(3, 4) + w, w * r.sum().expand(3, 4)), weight, row)
+    expected, found = (
+        torch.autograd.grad(call(given).sum(), given)[0].stride()
+        for call in (lambda w: w * w, compiled(lambda w: w * w))
+        for given in (weight.detach().requires_grad_(),)
+    )
+    assert found == expected
