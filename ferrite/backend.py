@@ -48,6 +48,7 @@ from torch.fx import GraphModule
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ferrite import pipeline
+from ferrite.decisions import Decision
 from ferrite.graph.decompose import decomposition_table
 from ferrite.graph.eager_only import reason_for_eager
 from ferrite.graph.query import family
@@ -58,7 +59,7 @@ from ferrite.options import Options, from_environment, resolve
 from ferrite.passes import reset_applications
 from ferrite.report import trace
 from ferrite.report.debug import DebugFolder
-from ferrite.report.record import Decision, Record
+from ferrite.report.record import Record
 from ferrite.schemes import scheme_of
 
 log = logging.getLogger(__name__)

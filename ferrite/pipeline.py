@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ferrite.artifact.compiled import CompiledGraph, Facts
+from ferrite.decisions import Decision
 from ferrite.graph.check import check_graph
 from ferrite.graph.describe import device_types, mutated_inputs, output_strides
 from ferrite.graph.joint import JOINT
@@ -34,7 +35,7 @@ from ferrite.lower.library import library_of
 from ferrite.native import NATIVE_PASSES
 from ferrite.options import Options
 from ferrite.passes import edit, rewrite
-from ferrite.report.record import Decision, Fallback, GraphRecord
+from ferrite.report.record import Fallback, GraphRecord
 from ferrite.schedule import SCHEDULE_PASSES
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def compile_graph(
         lowered = replace(lowered, kernels=kernels)
     with record.stage("schedule"):
         lowered = rewrite(lowered, "schedule", SCHEDULE_PASSES, options, record)
-        record.decisions += [Decision(c.what, c.subjects, c.taken, c.reason) for c in lowered.choices]
+        record.decisions += lowered.decisions
     with record.stage("native"):
         lowered = rewrite(lowered, "native", NATIVE_PASSES, options, record)
     with record.stage("host"):

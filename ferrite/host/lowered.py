@@ -6,18 +6,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from ferrite.decisions import Decision
 from ferrite.host.nodes import Call, Input, Launch
 from ferrite.loops.nodes import Program
-
-
-@dataclass(frozen=True)
-class Choice:
-    """Something that the schedule did or did not do, to what, and why."""
-
-    what: str
-    subjects: tuple[str, ...]
-    taken: bool
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -36,7 +27,7 @@ class Body:
 @dataclass(frozen=True)
 class Lowered:
     """A graph, the functions that its operators call, and the kernels and constants of all of them. `fallbacks` and
-    `reasons`: what runs in eager; `choices`: what the schedule did."""
+    `reasons`: what runs in eager; `decisions`: what the schedule did and did not do."""
 
     main: Body
     functions: tuple[Body, ...] = ()
@@ -45,4 +36,4 @@ class Lowered:
     fallbacks: Counter[str] = field(default_factory=Counter)
     reasons: dict[str, str] = field(default_factory=dict)
     lowered: int = 0
-    choices: tuple[Choice, ...] = ()
+    decisions: tuple[Decision, ...] = ()

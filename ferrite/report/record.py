@@ -11,15 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-
-@dataclass(frozen=True)
-class Decision:
-    """A choice that the compiler made, with its reason."""
-
-    what: str
-    subjects: tuple[str, ...]
-    taken: bool
-    reason: str
+from ferrite.decisions import Decision
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ferrite.host.lowered import Body, Choice, Lowered
+from ferrite.decisions import Decision
+from ferrite.host.lowered import Body, Lowered
 from ferrite.host.nodes import Call, Launch
 from ferrite.loops.kernel import kernel_of
 from ferrite.loops.nodes import Buffer, Nest, Program
@@ -32,10 +33,12 @@ def fuse(lowered: Lowered) -> Lowered:
     kernels, constants = _Kernels(lowered.kernels), frozenset(lowered.constants)
     runs = [_Fusion(body, kernels, constants) for body in (lowered.main, *lowered.functions)]
     main, *functions = (run.run() for run in runs)
-    choices = tuple(choice for run in runs for choice in run.choices)
+    decisions = tuple(decision for run in runs for decision in run.decisions)
     used = {step.kernel for body in (main, *functions) for step in body.steps if isinstance(step, Launch)}
     programs = tuple(program for program in kernels.programs.values() if program.name in used)
-    return replace(lowered, main=main, functions=tuple(functions), kernels=programs, choices=lowered.choices + choices)
+    return replace(
+        lowered, main=main, functions=tuple(functions), kernels=programs, decisions=lowered.decisions + decisions
+    )
 
 
 @dataclass
@@ -83,7 +86,7 @@ class _Fusion:
         self.last_call = -1
         self.groups_at: defaultdict[str, list[_Group]] = defaultdict(list)
         self.waiting: dict[str, Call] = {}  # allocations whose kernel has not come yet
-        self.choices: list[Choice] = []
+        self.decisions: list[Decision] = []
 
     def run(self) -> Body:
         ours = self._filled_by_kernels()
@@ -155,9 +158,9 @@ class _Fusion:
             loop = self._joined(group, part)
             subjects = (_name(group.parts[-1]), _name(part))
             if isinstance(loop, Refusal):
-                self.choices.append(Choice("fuse", subjects, False, str(loop)))
+                self.decisions.append(Decision("fuse", subjects, False, str(loop)))
                 continue
-            self.choices.append(Choice("fuse", subjects, True, f"they share loops over {_box(loop)}"))
+            self.decisions.append(Decision("fuse", subjects, True, f"they share loops over {_box(loop)}"))
             group.loop = loop
             group.parts.append(part)
             self._enter(group, part)
@@ -215,7 +218,7 @@ class _Fusion:
     # ---- the steps afterwards
 
     def _result(self) -> Body:
-        if not any(choice.taken for choice in self.choices):
+        if not any(decision.taken for decision in self.decisions):
             return self.body
         outside = self._read_outside()
         steps: list[Call | Launch] = []

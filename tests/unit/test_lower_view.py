@@ -188,8 +188,9 @@ def test_indices_of_triangles_of_another_dtype() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_a_stretched_operand_does_not_decide_the_strides(dtype: torch.dtype) -> None:
-    """A gradient that a sum stretched, times a transposed weight. Of halves, tracing alone would say otherwise."""
-    weight, row = torch.randn(4, 3, dtype=dtype).t(), torch.randn(4, dtype=dtype)
+    """A gradient that a sum stretched, times a transposed weight. Of halves, tracing alone would say otherwise. Small
+    integers: their sums are exact in any order."""
+    weight, row = torch.arange(-6, 6).reshape(4, 3).to(dtype).t(), torch.tensor([3, -1, 4, 2]).to(dtype)
     assert_same(lambda w, r: (r.sum().expand(3, 4) * w, r.expand(3, 4) + w, w * r.sum().expand(3, 4)), weight, row)
     expected, found = (
         torch.autograd.grad(call(given).sum(), given)[0].stride()

@@ -9,17 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ferrite.artifact.kernels import kernels_of
-from ferrite.loops.check import check_program
 from ferrite.loops.nodes import Program
 from ferrite.loops.text import parse_program, show
 from ferrite.schedule.lift_reductions import lift_reductions
 from ferrite.schedule.tile import tile_transposes
-from tests.unit.loop_programs import programs, size_values
-from tests.unit.test_rewrite import RANDOM, assert_same_bits, executed
+from tests.unit.test_rewrite import assert_keeps_every_bit
 
 PASSES: dict[str, Callable[[Program], Program]] = {
     "lift_reductions": lift_reductions,
@@ -29,19 +25,7 @@ PASSES: dict[str, Callable[[Program], Program]] = {
 
 @pytest.mark.parametrize("name", PASSES)
 def test_a_pass_keeps_every_bit_of_random_programs(name: str) -> None:
-    run = PASSES[name]
-
-    @RANDOM
-    @given(st.data())
-    def compare(draw: st.DataObject) -> None:
-        program = draw.draw(programs(max_nests=2))
-        sizes = draw.draw(size_values(program))
-        result = run(program)
-        check_program(result, "test")
-        assert run(result) is result, show(result)
-        assert_same_bits(executed(result, sizes, 3), executed(program, sizes, 3), program)
-
-    compare()
+    assert_keeps_every_bit(PASSES[name])
 
 
 def body_of(program: Program) -> list[str]:
