@@ -51,25 +51,23 @@ class Outcome:
 
 
 def run_torch(plan: Plan, number: int) -> Outcome:
-    """One program through torch.compile, with every engine."""
-    program = generate(plan.seed, number)
-    judge = Judge(program)
-    counts: Counter[str] = Counter()
-    reports = []
-    for name in plan.engines:
-        verdict = judge.verdict(ENGINES[name])
-        counts[f"{name} {verdict.status}"] += 1
+    """One program through torch.compile, with every engine. Engines that differ in the same way are one report."""
+    judge = Judge(generate(plan.seed, number))
+    verdicts = {name: judge.verdict(ENGINES[name]) for name in plan.engines}
+    counts = Counter(f"{name} {verdict.status}" for name, verdict in verdicts.items())
+    alike: dict[str, list[str]] = {}
+    for name, verdict in verdicts.items():
         if verdict.status == "different":
-            reports.append(explain_torch(plan, number, name, verdict))
-    return Outcome(counts, tuple(reports))
+            alike.setdefault(verdict.kind, []).append(name)
+    return Outcome(counts, tuple(explain_torch(plan, number, names, verdicts[names[0]]) for names in alike.values()))
 
 
-def explain_torch(plan: Plan, number: int, name: str, verdict: Verdict) -> str:
-    """The difference, by the smallest program that has it."""
-    engine, program = ENGINES[name], generate(plan.seed, number)
+def explain_torch(plan: Plan, number: int, names: list[str], verdict: Verdict) -> str:
+    """The difference, by the smallest program for which the first of these engines has it."""
+    engine, program = ENGINES[names[0]], generate(plan.seed, number)
     small = shrink(program, lambda other: judge(other, engine).kind == verdict.kind, plan.shrink_seconds)
     found = judge(small, engine)
-    title = f"program {number} of seed {plan.seed}, {name}: {found.text or verdict.text}"
+    title = f"program {number} of seed {plan.seed}, {', '.join(names)}: {found.text or verdict.text}"
     script = reproducer(small, engine.options, engine.threads)
     return f"{title}\n({blamed(small, found)}; {len(small.steps)} of {len(program.steps)} steps are left)\n\n{script}"
 
