@@ -839,7 +839,7 @@ ENTRIES = (
     entry("vision", clip, captioned_images, small=(2, 8), real=(8, 32)),
     entry("cnn", resnet, images, small=(2, 32), real=(8, 224)),
     entry("cnn", convnext, images, small=(2, 32), real=(8, 224)),
-    entry("cnn", mobilenet_v2, images, small=(2, 32), real=(8, 224)),
+    entry("cnn", mobilenet_v2, images, small=(8, 64), real=(8, 224)),
     entry("audio", whisper, spectrograms, small=(2, 6), real=(1, 32)),
     entry("audio", wav2vec2, waveforms, small=(2, 800), real=(2, 16000)),
     entry("mixture-of-experts", mixtral, tokens, small=(2, 12), real=(2, 128)),

@@ -55,7 +55,7 @@ class Options:
         metadata={"doc": f"how a graph is compiled: {', '.join(SCHEMES)} (a round trip through bytes)"},
     )
     executor: str = field(
-        default="eager", metadata={"doc": f"what runs ops that have a lowering: {', '.join(EXECUTORS)}"}
+        default="native", metadata={"doc": f"what runs ops that have a lowering: {', '.join(EXECUTORS)}"}
     )
     fallback_random: bool = field(
         default=False,

@@ -17,6 +17,7 @@ from ferrite.artifact.compiled import CompiledGraph, Facts
 from ferrite.decisions import Decision
 from ferrite.graph.check import check_graph
 from ferrite.graph.describe import device_types, mutated_inputs, output_strides
+from ferrite.graph.eager_strides import correct_strides
 from ferrite.graph.joint import JOINT
 from ferrite.graph.post_grad import POST_GRAD, PREPARE
 from ferrite.graph.post_grad.emit_deferred_asserts import emit_deferred_asserts
@@ -110,7 +111,10 @@ def rewrite_kernel(kernel: Program, options: Options, record: GraphRecord) -> Pr
 
 
 def edit_post_grad(module: GraphModule, phase: str, options: Options, record: GraphRecord) -> None:
-    """Passes over a graph after autograd, with the strides that the user sees noted before and restored after."""
+    """Passes over a graph after autograd, with the strides that the user sees noted before and restored after. Where
+    ops are lowered, the strides of the trace are what is made, so they must be eager's."""
+    if options.executor != "eager":
+        correct_strides(module)
     if options.keep_output_stride:
         note_output_strides(module.graph, phase)
     prepare = PREPARE if options.runtime_asserts else tuple(run for run in PREPARE if run is not emit_deferred_asserts)

@@ -30,21 +30,21 @@ def refresh(module: GraphModule, snapshot: Snapshot) -> int:
             continue
         if node not in edited and "val" in node.meta and changed.isdisjoint(node.all_input_nodes):
             continue
-        fake_mode = fake_mode or _fake_mode(module.graph)
+        fake_mode = fake_mode or fake_mode_of(module.graph)
         old = node.meta.get("val")
-        node.meta["val"] = _evaluate(module, node, fake_mode)
+        node.meta["val"] = evaluate(module, node, fake_mode)
         if not _same_metadata(old, node.meta["val"]):
             changed.add(node)
         stale += 1
     return stale
 
 
-def _fake_mode(graph: Graph) -> FakeTensorMode:
+def fake_mode_of(graph: Graph) -> FakeTensorMode:
     found = detect_fake_mode([node.meta.get("val") for node in graph.nodes])
     return found or FakeTensorMode(allow_non_fake_inputs=True)
 
 
-def _evaluate(module: GraphModule, node: Node, fake_mode: FakeTensorMode) -> Any:
+def evaluate(module: GraphModule, node: Node, fake_mode: FakeTensorMode) -> Any:
     def value(source: Node) -> Any:
         return attribute(module, str(source.target)) if source.op == "get_attr" else source.meta["val"]
 

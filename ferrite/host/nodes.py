@@ -47,16 +47,30 @@ class Call:
 
 
 @dataclass(frozen=True)
+class Origin:
+    """An op whose check in a kernel can fail, the user's line behind it, and what the error then says.
+
+    text:   ('aten.index.Tensor', 'model.py:12  y = x[n]', 'index {index} is out of bounds for ...')
+    """
+
+    op: str
+    line: str
+    message: str
+
+
+@dataclass(frozen=True)
 class Launch:
     """Run a kernel on buffers, in the order of its parameters, with the sizes that it asks for.
 
     text:   kernel_0(x, y, s0)  # model.py:41
+            kernel_1(x, n, y)  # model.py:12, raises [('aten.index.Tensor', 'model.py:12  y = x[n]', '...')]
     """
 
     kernel: str
     buffers: tuple[str, ...]
     sizes: tuple[Any, ...]
     source: str = ""
+    origins: tuple[Origin, ...] = ()
 
 
 @dataclass(frozen=True)

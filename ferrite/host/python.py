@@ -2,19 +2,22 @@
 
 `emit` gives the source, `load` the callable. The source is found by tracebacks and debuggers (a loader in the
 module's globals serves it), each line ends with the user's own line, and it names operators by identifiers that
-`load` binds to the operators themselves, so a call costs one global lookup.
+`load` binds to the operators themselves, so a call costs one global lookup. An error that a kernel raises is given a
+note with the op and the user's line: the words of the error itself are eager's.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import TracebackType
 from typing import Any
 
 from ferrite.errors import Malformed, ToolFailed
-from ferrite.host.nodes import Call, HostProgram
+from ferrite.host.nodes import Call, HostProgram, Launch, Origin, Return, Step
 from ferrite.host.text import show_step
+from ferrite.loops.rewrite import can_raise
 from ferrite.syntax import Named, Ref, show, show_call
 
 
@@ -25,14 +28,23 @@ class PythonCode:
     source: str
     called: dict[str, str]  # identifier of something that is only called -> its name
     passed: dict[str, str]  # identifier of an object that is passed along -> its name
+    fallible: dict[int, Launch] = field(default_factory=dict)  # line -> the launch there, if its kernel can raise
 
 
 def emit(program: HostProgram) -> PythonCode:
     """The source of a program. It takes one list and empties it; its functions take arguments as usual."""
     names = _Names(program)
-    parts = [_function(function, names, boxed=False) for function in program.functions]
-    parts.append(_function(program, names, boxed=True))
-    return PythonCode("\n\n".join(parts), names.called, names.passed)
+    kernels = {kernel.name for kernel in program.kernels if any(can_raise(nest) for nest in kernel.nests)}
+    lines: list[str] = []
+    fallible: dict[int, Launch] = {}
+    for function in (*program.functions, program):
+        lines += ["", ""] if lines else []
+        lines += _header(function, boxed=function is program)
+        for step in function.steps:
+            lines.append(f"    {_line(step, names)}")
+            if isinstance(step, Launch) and step.kernel in kernels:
+                fallible[len(lines)] = step
+    return PythonCode("\n".join(lines) + "\n", names.called, names.passed, fallible)
 
 
 def load(
@@ -59,7 +71,58 @@ def load(
     except (SyntaxError, MemoryError, RecursionError) as error:
         raise ToolFailed("Python did not compile a host program", ran=filename, why=str(error)) from error
     function: Callable[[list[Any]], Any] = namespace[program.name]
-    return function
+    return _noting(function, code.fallible) if code.fallible else function
+
+
+# ---- errors of kernels
+
+
+def _noting(function: Callable[[list[Any]], Any], fallible: Mapping[int, Launch]) -> Callable[[list[Any]], Any]:
+    """The function, which adds to an error where in the user's program it comes from."""
+    module = function.__globals__
+
+    def run(args: list[Any]) -> Any:
+        try:
+            return function(args)
+        except Exception as error:
+            line = _innermost_line(error.__traceback__, module)
+            if line in fallible and hasattr(error, "add_note"):  # Python 3.10 has no notes
+                error.add_note(describe(fallible[line], str(error)))
+            raise
+
+    return run
+
+
+def _innermost_line(trace: TracebackType | None, module: Mapping[str, Any]) -> int:
+    """Of the module's own code, the line from which an error came; 0 if it did not come from there."""
+    line = 0
+    while trace is not None:
+        if trace.tb_frame.f_globals is module:
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    return line
+
+
+def describe(launch: Launch, message: str) -> str:
+    """Which op of a kernel raised `message`, and from which line; all that may have if several would say the same."""
+    origins = [origin for origin in launch.origins if _may_say(origin, message)]
+    match [*dict.fromkeys((origin.op, origin.line.replace("  ", ": ", 1)) for origin in origins)]:
+        case []:
+            return f"raised in the compiled {launch.kernel}, from {launch.source or 'an unknown line'}"
+        case [(op, line)]:
+            return f"raised by {op} in the compiled {launch.kernel}, from {line or 'an unknown line'}"
+        case several:
+            lines = [f"  {op}, from {line or 'an unknown line'}" for op, line in several]
+            return "\n".join([f"raised in the compiled {launch.kernel}, by one of", *lines])
+
+
+def _may_say(origin: Origin, message: str) -> bool:
+    """Whether a message is the one of the origin, with numbers in the place of `{index}` and `{size}`."""
+    words = re.sub(r"\\{(index|size)\\}", r"-?\\d+", re.escape(origin.message))
+    return re.fullmatch(words, message) is not None
+
+
+# ---- source
 
 
 class _Names:
@@ -103,19 +166,23 @@ def _own_names(program: HostProgram) -> list[str]:
     return names
 
 
-def _function(program: HostProgram, names: _Names, *, boxed: bool) -> str:
+def _header(program: HostProgram, *, boxed: bool) -> list[str]:
     arguments = [entry.name for entry in program.inputs]
-    lines: list[str] = []
-    if boxed:
-        lines.append(f"def {program.name}(args):")
-        if arguments:
-            lines.append(f"    {', '.join(arguments)}{',' if len(arguments) == 1 else ''} = args")
-        lines.append("    args.clear()")
-    else:
-        lines.append(f"def {program.name}({', '.join(arguments)}):")
-    lines += [f"    {_call(step, names) if isinstance(step, Call) else show_step(step)}" for step in program.steps[:-1]]
-    lines.append(f"    return {show(program.steps[-1].value, names)}")  # type: ignore[union-attr]
-    return "\n".join(lines) + "\n"
+    if not boxed:
+        return [f"def {program.name}({', '.join(arguments)}):"]
+    lines = [f"def {program.name}(args):"]
+    if arguments:
+        lines.append(f"    {', '.join(arguments)}{',' if len(arguments) == 1 else ''} = args")
+    return [*lines, "    args.clear()"]
+
+
+def _line(step: Step, names: _Names) -> str:
+    match step:
+        case Call():
+            return _call(step, names)
+        case Return(value=value):
+            return f"return {show(value, names)}"
+    return show_step(step)
 
 
 def _call(call: Call, names: _Names) -> str:

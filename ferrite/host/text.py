@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ferrite.errors import Malformed
-from ferrite.host.nodes import Call, Constant, Free, HostProgram, Input, Launch, Return, Step
+from ferrite.host.nodes import Call, Constant, Free, HostProgram, Input, Launch, Origin, Return, Step
 from ferrite.loops import text as loop_text
 from ferrite.loops.nodes import Program
 from ferrite.syntax import dotted, read, show, show_call
@@ -35,7 +35,9 @@ def show_step(step: Step) -> str:
             return f"{text}  # {step.source}" if step.source else text
         case Launch():
             text = f"{step.kernel}({', '.join((*step.buffers, *map(show, step.sizes)))})"
-            return f"{text}  # {step.source}" if step.source else text
+            origins = f"raises {[(o.op, o.line, o.message) for o in step.origins]}" if step.origins else ""
+            remark = ", ".join(filter(None, (step.source, origins)))
+            return f"{text}  # {remark}" if remark else text
         case Free():
             return f"del {', '.join(step.names)}"
         case Return():
@@ -102,7 +104,10 @@ def _parse_step(statement: ast.stmt, lines: list[str], known: set[str], kernels:
         case ast.Expr(value=ast.Call(func=ast.Name(id=kernel), args=args)) if kernel in kernels:
             split = len(kernels[kernel].parameters)
             sizes = tuple(read(arg, known.__contains__) for arg in args[split:])
-            return Launch(kernel, tuple(dotted(arg) for arg in args[:split]), sizes, _remark(statement, lines))
+            source, _, origins = _remark(statement, lines).partition("raises [")
+            known_origins = tuple(Origin(*parts) for parts in ast.literal_eval(f"[{origins}")) if origins else ()
+            buffers = tuple(dotted(arg) for arg in args[:split])
+            return Launch(kernel, buffers, sizes, source.removesuffix(", "), known_origins)
         case ast.Delete(targets=targets):
             return Free(tuple(dotted(target) for target in targets))
         case ast.Return(value=ast.expr() as value):

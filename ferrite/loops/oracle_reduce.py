@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ferrite.errors import Malformed
-from ferrite.loops.dtypes import DType, f64
+from ferrite.loops.dtypes import DType, f32, f64
 from ferrite.loops.oracle_values import STORAGE, Array, rounded, value_type
 
 # ---- reductions
@@ -108,8 +108,12 @@ def _extreme(body: Body, find: Callable[..., Array], beats: Callable[..., Array]
 
 
 def _welford(body: Body) -> dict[str, Array]:
-    """In two passes: the mean, then the distances from it."""
-    mean = _total(body, lambda chunk: chunk) / body.count if body.count else np.zeros(body.shape)
+    """In two passes: the mean, then the distances from it. A sum that the dtype cannot hold makes the mean infinite."""
+    mean = np.zeros(body.shape)
+    if body.count:
+        total = _total(body, lambda chunk: chunk)
+        held = rounded(total, f32 if body.dtype.is_half else body.dtype)
+        mean = np.where(np.isinf(held), held, total / body.count)
     m2 = _total(body, lambda chunk: (chunk - mean) ** 2)
     return {"mean": rounded(mean, body.dtype), "m2": rounded(m2, body.dtype)}
 
@@ -141,7 +145,8 @@ REDUCE: dict[str, Callable[[Body], dict[str, Array]]] = {
 
 
 def _cumsum(value: Array, dtype: DType) -> tuple[Array, ...]:
-    return (_narrowed(np.cumsum(value, axis=0, dtype=_accumulation_type(dtype)), dtype),)
+    """From 0 on: adding it to what NumPy gives makes a 0.0 of the -0.0 that all sums may begin with."""
+    return (_narrowed(np.cumsum(value, axis=0, dtype=_accumulation_type(dtype)) + 0, dtype),)
 
 
 def _cumprod(value: Array, dtype: DType) -> tuple[Array, ...]:
@@ -149,7 +154,8 @@ def _cumprod(value: Array, dtype: DType) -> tuple[Array, ...]:
 
 
 def _logcumsumexp(value: Array, dtype: DType) -> tuple[Array, ...]:
-    return (rounded(np.logaddexp.accumulate(value.astype(_accumulation_type(dtype)), axis=0), dtype),)
+    """From the logarithm of nothing on, which likewise leaves no -0.0."""
+    return (rounded(np.logaddexp.accumulate(value.astype(_accumulation_type(dtype)), axis=0) + 0, dtype),)
 
 
 def _running(value: Array, not_worse: Callable[..., Array]) -> tuple[Array, ...]:

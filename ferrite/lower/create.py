@@ -10,7 +10,7 @@ from ferrite.errors import Unsupported
 from ferrite.loops.dtypes import DType, f32, f64, i64
 from ferrite.loops.index import ZERO, Index, floordiv, index
 from ferrite.loops.nodes import Bits, Expr, Position
-from ferrite.lower.table import lowers
+from ferrite.lower.table import lowers, views
 from ferrite.lower.value import Tensor, apply, axes_for, cast, const, dtype_of, is_one, scalar, select, tensor
 
 aten = torch.ops.aten
@@ -34,7 +34,10 @@ def full_like(x: Tensor, value: Any, *, result: Any, **others: Any) -> Tensor:
     aten.new_empty.default, aten.new_empty_strided.default,
 )  # fmt: skip
 def empty(*ignored: Any, result: Any, **others: Any) -> Tensor:
-    """Eager gives whatever is in memory; zeros are as good, and cost nothing where they are never read."""
+    """Eager gives whatever is in memory; zeros are as good, and cost nothing where never read. Where it must be
+    deterministic it fills the memory, which is left to it; a graph is traced anew when that changes."""
+    if torch.are_deterministic_algorithms_enabled():
+        raise Unsupported("an empty tensor where algorithms are deterministic", why="eager fills it")
     if ZERO in result.strides:
         raise Unsupported("an empty tensor that lies over itself", why="no loop may write it")
     return Tensor(axes_for(result.sizes), const(0, result.dtype))
@@ -138,7 +141,7 @@ def eye(*ignored: Any, result: Any, **others: Any) -> Tensor:
     return tensor(result.sizes, body)
 
 
-@lowers(aten.view.dtype)
+@views(aten.view.dtype)
 def view_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
     """The same bits as another dtype of the same width."""
     kind = dtype_of(dtype)

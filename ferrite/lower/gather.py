@@ -112,7 +112,7 @@ def read(x: Tensor, place: Sequence[IndexLike]) -> Expr:
 
 @lowers(aten.embedding.default)
 def embedding(
-    weight: Tensor, indices: Tensor, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
+    weight: Tensor, indices: Tensor, padding_idx: IndexLike = -1, scale_grad_by_freq: bool = False, sparse: bool = False
 ) -> Tensor:
     """Rows of the table. Negative positions are out of range."""
 
@@ -691,7 +691,13 @@ def index_fill(x: Tensor, dim: int, indices: Tensor, value: Any, *, result: Resu
 
 @lowers(aten.embedding_dense_backward.default)
 def embedding_dense_backward(
-    grad: Tensor, indices: Tensor, num_weights: IndexLike, padding_idx: int, scale_grad_by_freq: bool, *, result: Result
+    grad: Tensor,
+    indices: Tensor,
+    num_weights: IndexLike,
+    padding_idx: IndexLike,
+    scale_grad_by_freq: bool,
+    *,
+    result: Result,
 ) -> Built:
     """Gradients added to the rows that were read; the padding row stays zero, and positions outside count for nothing,
     as in eager, which leaves the checking to the forward. Halves are rounded after each addition."""

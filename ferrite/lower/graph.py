@@ -315,6 +315,9 @@ class _OneGraph:
     def _is_doubtful(self, node: Node, target: str) -> bool:
         if target in BREAKS_ITS_PROMISE:
             return isinstance(node.meta.get("val"), torch.Tensor) and not _is_static(node.meta["val"])
+        if node.target is operator.getitem and node.args[1] == 1:
+            # The gradient of a weight: where it has dimensions of one, eager and trace choose different strides.
+            return node.args[0].target is aten.convolution_backward.default and 1 in node.meta["val"].shape
         return any(isinstance(v := self.values[a], _Value) and v.is_doubtful for a in node.all_input_nodes)
 
     def _by_row(self, node: Node, row: Row) -> Any:
@@ -325,10 +328,15 @@ class _OneGraph:
                 self._store_if_needed(self.values[argument], reads_all)
         fakes = node.meta["val"]
         several = isinstance(fakes, (tuple, list))
-        if not all(_is_plain(fake) for fake in (fakes if several else (fakes,)) if fake is not None):
+        made_of = [fake for fake in (fakes if several else (fakes,)) if fake is not None]
+        if not all(_is_plain(fake) for fake in made_of):
             raise Unsupported("a result that is no plain tensor on the CPU")
+        if not row.is_view and all(_is_empty(fake) for fake in made_of):
+            # A loop that does not run gains nothing, and what strides eager gives here tracing does not know.
+            raise Unsupported("a result without elements")
         args = tuple(self._row_value(argument) for argument in node.args)
         kwargs = {key: self._row_value(argument) for key, argument in node.kwargs.items()}
+        _refuse_sizes(node.target, args, kwargs)
         if row.wants_result:
             kwargs["result"] = tuple(self._result(fake) for fake in fakes) if several else self._result(fakes)
         if row.wants_draw:
@@ -597,8 +605,29 @@ class _OneGraph:
         self.names_of[value.memory()].append(name)
 
 
+def _refuse_sizes(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Refuse a symbolic size where the op wants a plain number. Its row looks at that: it is a dimension, an order, a
+    precision. What may be symbolic is a SymInt of the schema, or a Scalar, which rows take to `const`."""
+    schema = getattr(op, "_schema", None)  # an op that calls graphs has none
+    if schema is None or not _holds_size((*args, *kwargs.values())):
+        return
+    for place, parameter in enumerate(schema.arguments):
+        value = args[place] if place < len(args) else kwargs.get(parameter.name)
+        kind = parameter.real_type
+        while kind.kind() in ("OptionalType", "ListType"):
+            kind = kind.getElementType()
+        if kind.kind() in ("IntType", "FloatType", "BoolType") and _holds_size(value):
+            raise Unsupported(f"a size for {parameter.name!r}", why="code depends on the number")
+
+
+def _holds_size(value: Any) -> bool:
+    return isinstance(value, Index) or (isinstance(value, (list, tuple)) and any(map(_holds_size, value)))
+
+
 # Ops that give other strides than traced when sizes are symbolic; what is computed from them follows the real ones.
-BREAKS_ITS_PROMISE = frozenset({"aten._fft_c2c.default", "aten._fft_r2c.default", "aten._fft_c2r.default"})
+BREAKS_ITS_PROMISE = frozenset(
+    {"aten._fft_c2c.default", "aten._fft_r2c.default", "aten._fft_c2r.default", "aten.nonzero.default"}
+)
 
 # Ops whose results are always new and contiguous, as traced.
 KEEPS_ITS_PROMISE = frozenset({"aten.mm.default", "aten.addmm.default", "aten.bmm.default", "aten.baddbmm.default"})
@@ -650,6 +679,10 @@ def _is_plain(fake: Any) -> bool:
         and not fake.is_neg()
         and not torch._is_functional_tensor(fake)
     )
+
+
+def _is_empty(fake: torch.Tensor) -> bool:
+    return any(isinstance(extent, int) and extent == 0 for extent in fake.shape)
 
 
 def _is_static(fake: torch.Tensor) -> bool:

@@ -15,7 +15,7 @@ import torch
 
 from ferrite.errors import Unsupported
 from ferrite.loops.dtypes import DType, f32, f64, i64
-from ferrite.loops.index import Index, index, product
+from ferrite.loops.index import Index, IndexLike, index, product
 from ferrite.loops.nodes import Expr, Guarded, Load, Position, Require
 from ferrite.loops.shapes import is_contiguous
 from ferrite.lower.gather import position
@@ -313,7 +313,7 @@ OUT_OF_CLASSES = "Target {index} is out of bounds."
 
 @lowers(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
 def nll_loss(
-    x: Tensor, target: Tensor, weight: Tensor | None, how: int, ignore_index: int, *, result: Any
+    x: Tensor, target: Tensor, weight: Tensor | None, how: int, ignore_index: IndexLike, *, result: Any
 ) -> tuple[Tensor, Tensor]:
     """-x * weight of the class that each target names; 0 where it is ignored. The mean divides by the sum of weights,
     which is the second result; without a reduction of several targets that is 0.
@@ -345,7 +345,9 @@ def _class_dim(x: Tensor, target: Tensor, weight: Tensor | None) -> int:
     return 0 if x.rank == 1 else 1
 
 
-def _chosen(x: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int, classes: int) -> tuple[Tensor, Tensor]:
+def _chosen(
+    x: Tensor, target: Tensor, weight: Tensor | None, ignore_index: IndexLike, classes: int
+) -> tuple[Tensor, Tensor]:
     """For each target the loss and the weight of its class; both 0 where it is ignored. Without weights they are
     counted in i64: a sum of halves would not be exact."""
     here = points(target.axes)
@@ -368,7 +370,7 @@ def nll_loss_backward(
     target: Tensor,
     weight: Tensor | None,
     how: int,
-    ignore_index: int,
+    ignore_index: IndexLike,
     total_weight: Tensor,
 ) -> Tensor:
     """-g * weight (over the sum of weights, for a mean) at the class of each target, 0 elsewhere.
@@ -382,7 +384,7 @@ def nll_loss_backward(
     here = points(axes)
     label = cast(target.at([*here[:classes], *here[classes + 1 :]]), i64)
     hit = apply("eq", label, Position(here[classes]))
-    if ignore_index >= 0:
+    if isinstance(ignore_index, Index) or ignore_index >= 0:
         hit = apply("and_", hit, apply("ne", label, const(ignore_index, i64)))
     factor = None if weight is None else weight.at([here[classes]])
     if how == NONE and x.rank > 1:

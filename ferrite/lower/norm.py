@@ -7,6 +7,7 @@ it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +33,7 @@ from ferrite.lower.value import (
     normalize_dim,
     pointwise,
     reduction,
+    select,
     view,
 )
 
@@ -132,10 +134,12 @@ def weighted(x: Tensor, weight: Tensor | None, bias: Tensor | None = None) -> Te
 
 
 def standard(x: Tensor, dims: list[int], eps: float, compute: DType, *, keep: bool) -> tuple[Tensor, Tensor]:
-    """Mean and 1 / sqrt(variance + eps) over some dimensions."""
+    """Mean and 1 / sqrt(variance + eps) over some dimensions. With an infinite element both are NaN: eager combines
+    running means, and infinity less infinity is none (but in the last lane of its vectors, which we do not follow)."""
     mean, m2 = moments(x, dims, keep, compute)
     variance = divided(m2, x, dims).body
-    return mean, Tensor(m2.axes, apply("rsqrt", apply("add", variance, const(eps, compute))))
+    told = select(apply("isnan", m2.body), const(math.nan, compute), mean.body)
+    return Tensor(mean.axes, told), Tensor(m2.axes, apply("rsqrt", apply("add", variance, const(eps, compute))))
 
 
 @lowers(aten.native_layer_norm_backward.default)

@@ -37,7 +37,6 @@ from ferrite.lower.value import (
     promote,
     scalar,
     select,
-    strides_as_promised,
     to_float,
 )
 
@@ -565,19 +564,16 @@ def to_copy(x: Tensor, *, dtype: torch.dtype | None = None, **others: Any) -> Te
     """Another dtype, the same values; the memory format shows in the strides, which come from the trace."""
     if others.get("layout") not in (None, torch.strided) or others.get("pin_memory"):
         raise Unsupported("a copy to another layout or to pinned memory")
-    strides_as_promised(x.sizes)  # a copy has the strides of its source, which may come from arithmetic
     return Tensor(x.axes, cast(x.body, x.dtype if dtype is None else dtype_of(dtype)))
 
 
 @lowers(prims.convert_element_type.default)
 def convert_element_type(x: Tensor, dtype: torch.dtype) -> Tensor:
-    strides_as_promised(x.sizes)
     return Tensor(x.axes, cast(x.body, dtype_of(dtype)))
 
 
 @lowers(aten.clone.default, aten.contiguous.default)
 def clone(x: Tensor, *, memory_format: Any = None) -> Tensor:
-    strides_as_promised(x.sizes)
     return x
 
 

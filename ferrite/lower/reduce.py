@@ -13,10 +13,11 @@ from typing import Any
 import torch
 
 from ferrite.errors import Unsupported
-from ferrite.loops.dtypes import DType, i64
-from ferrite.loops.index import Index, known_nonnegative, minimum, product
-from ferrite.loops.nodes import Expr, Position
-from ferrite.lower.pointwise import truth_of
+from ferrite.loops.dtypes import DType, b8, i64
+from ferrite.loops.index import Index, known_nonnegative, minimum, of_atom, product
+from ferrite.loops.nodes import Expr, Guarded, Position
+from ferrite.loops.shapes import contiguous_strides, linear
+from ferrite.lower.pointwise import isfinite, logical_not, truth_of
 from ferrite.lower.table import lowers
 from ferrite.lower.value import (
     Result,
@@ -264,9 +265,20 @@ def std_mean(x: Tensor, dims: Dims = None, *, correction: Any = None, keepdim: b
 
 
 def _mean_of(x: Tensor, dims: list[int], keep: bool) -> Tensor:
-    """The mean that goes with a variance; NaN over no elements."""
-    mean_, _ = moments(x, dims, keep, accumulator(x.dtype))
-    body, number = mean_.body, count(x, dims)
+    """The mean that goes with a variance; NaN over no elements.
+
+    Eager keeps a running mean. An infinite element makes it infinite and the next one NaN, so that the mean is infinite
+    only if no element but the last one is. Nobody looks for others unless the variance says that there is something.
+    """
+    mean_, m2 = moments(x, dims, keep, accumulator(x.dtype))
+    number = count(x, dims)
+    sizes = [x.sizes[dim] for dim in dims]
+    place = linear([of_atom(x.axes[dim]) for dim in dims], contiguous_strides(sizes))
+    is_followed = apply("lt", Position(place), Position(number - 1))
+    odd = apply("and_", logical_not(isfinite(x).body), is_followed)
+    others = reduction("any", Tensor(x.axes, odd), dims, keep=keep, result="value")
+    is_nan = Guarded(apply("isnan", m2.body), others.body, const(False, b8))
+    body = select(is_nan, const(math.nan, m2.dtype), mean_.body)
     if not known_nonnegative(number - 1):
         body = select(apply("eq", Position(number), const(0, i64)), const(math.nan, body.dtype), body)
     return Tensor(mean_.axes, cast(body, x.dtype))

@@ -16,7 +16,7 @@ import torch
 
 from ferrite.errors import Unsupported
 from ferrite.loops.dtypes import DTYPES, DType, b8, f32, f64, i64
-from ferrite.loops.index import ZERO, Axis, Index, IndexLike, index, known_zero, of_atom
+from ferrite.loops.index import Axis, Index, IndexLike, index, known_zero, of_atom
 from ferrite.loops.nodes import Apply, Buffer, Cast, Const, Expr, Load, Nest, Position, Reduce, Select
 from ferrite.loops.rewrite import substitute_axes, walk
 
@@ -122,7 +122,9 @@ def view(source: Tensor, sizes: Sequence[IndexLike], where: Callable[..., Sequen
 
 
 def const(value: Any, dtype: DType) -> Expr:
-    """A literal of a dtype; a Python number is converted as PyTorch converts it."""
+    """A literal of a dtype; a Python number is converted as PyTorch converts it. A symbolic size is a number too."""
+    if isinstance(value, Index):
+        return cast(Position(value), dtype)
     if dtype.is_float:
         return Const(float(value), dtype)
     if dtype.is_bool:
@@ -151,9 +153,7 @@ def cast(value: Expr, dtype: DType) -> Expr:
 
 def scalar(value: Any, dtype: DType) -> Expr:
     """A number argument of an op (literal or symbolic size) as an expression."""
-    if isinstance(value, Index):
-        return cast(Position(value), dtype)
-    if isinstance(value, (bool, int, float)):
+    if isinstance(value, (bool, int, float, Index)):
         return const(value, dtype)
     raise Unsupported(f"a scalar argument of type {type(value).__name__}")
 
@@ -221,14 +221,6 @@ def is_one(extent: Index) -> bool:
     return known_zero(extent - 1)
 
 
-def strides_as_promised(sizes: Sequence[Index]) -> None:
-    """Refuse a result without elements that has a dimension of one: (0, 1) times a number has strides (1, 0) in eager,
-    which orders dimensions of equal strides by their sizes; tracing promises (1, 1). Where all operands have one shape
-    both are contiguous. A loop that does not run gains nothing, so eager decides."""
-    if ZERO in sizes and any(map(is_one, sizes)):
-        raise Unsupported("a result without elements", why="tracing promises other strides")
-
-
 def expand(source: Tensor, sizes: Sequence[Index]) -> Tensor:
     """`source` stretched to `sizes`, new dimensions in front."""
     if tuple(sizes) == source.sizes:
@@ -267,8 +259,6 @@ def pointwise(
     """
     tensors = [operand for operand in operands if isinstance(operand, Tensor)]
     sizes = broadcast_sizes([operand.sizes for operand in tensors])
-    if any(not isinstance(operand, Tensor) or operand.sizes != sizes for operand in operands):
-        strides_as_promised(sizes)
     values = [
         cast(
             expand(operand, sizes).body if isinstance(operand, Tensor) else scalar(operand, numbers or compute), compute

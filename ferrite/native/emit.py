@@ -22,7 +22,7 @@ from ferrite.loops.shapes import linear
 from ferrite.native.builder import Builder, Type, Value, pointer, scalar
 from ferrite.native.reduce import Reducer
 from ferrite.native.scan import emit_scan
-from ferrite.native.scope import Lanes, Scope
+from ferrite.native.scope import Groups, Lanes, Scope, fitting_ways
 from ferrite.native.target import Target
 from ferrite.schedule.arrange import Loop, arrange
 from ferrite.schedule.shape import Shape, is_independent, reductions_in, shape_of
@@ -33,7 +33,7 @@ COLUMNS = 256  # the same where loops around the lanes must run in order
 MOST_ROWS = 16  # of a square that is turned in registers
 ENOUGH_UNITS = 512  # for any number of threads
 GRAIN = 32_768  # elements for which a further thread pays
-FRAME = ("buffers", "sizes", "error", "units")
+LAUNCH, PART = "launch", "part_of_a_team"  # functions that every module has
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,7 @@ class Emitted:
 def emit(programs: Sequence[Program], target: Target) -> Emitted:
     """One module for all programs; one with something that native code cannot do yet is left out."""
     b = Builder(target)
+    _write_launch(b)
     names, refused = [], {}
     for program in programs:
         try:
@@ -65,6 +66,33 @@ def _emit_one(b: Builder, program: Program) -> None:
     for work in works:
         work.write()
     _write_entry(b, program, works)
+
+
+def _write_launch(b: Builder) -> None:
+    """Does all units of a work: alone, or each thread of a team its part of them."""
+    parameters = {"work": pointer, "buffers": pointer, "sizes": pointer, "error": pointer, "units": i64, "team": i64}
+    with (
+        b.function(LAUNCH, parameters, internal=True, attributes="noinline") as (*frame, units, team),
+        b.either(b.le(team, 1)) as (alone, together),
+    ):
+        with b.inside(alone):
+            work, *rest = frame
+            b.call(work.names[0], None, *rest, b.constant(i64, 0), units)
+        with b.inside(together):
+            slot = b.slot(scalar(i64), len(frame) + 1)
+            for place, value in enumerate((*frame, units)):
+                b.store(value, slot, place)
+            parallel = b.external("GOMP_parallel", None, [slot.type, slot.type, I32, I32])
+            b.call(parallel, None, Value(slot.type, (f"@{PART}",)), slot, b.convert(team, i32), b.constant(i32, 0))
+    with b.function(PART, {"frame": pointer}, internal=True) as (slot,):
+        work, *rest = (b.load(pointer, slot, place) for place in range(4))
+        units = b.load(i64, slot, 4)
+        thread = b.convert(b.call(b.external("omp_get_thread_num", I32, []), I32), i64)
+        count = b.convert(b.call(b.external("omp_get_num_threads", I32, []), I32), i64)
+        low, _ = b.split(b.mul(units, thread), count)
+        high, _ = b.split(b.mul(units, b.add(thread, 1)), count)
+        with b.if_(b.lt(low, high)):
+            b.call(work.names[0], None, *rest, low, high)
 
 
 def _write_entry(b: Builder, program: Program, works: list[_Work]) -> None:
@@ -120,7 +148,7 @@ class _Work:
         if self.in_stretches:
             assert self.shape.vector is not None
             extent = evaluator.scalar_index(self.shape.vector.extent, scope)
-            return self.b.floordiv(self.b.add(extent, self.stretch - 1), self.stretch)
+            return self.b.split(self.b.add(extent, self.stretch - 1), self.stretch)[0]
         return evaluator.scalar_index(product(axis.extent for axis in self.shared), scope)
 
     # ---- the call
@@ -133,20 +161,13 @@ class _Work:
         with b.if_(b.gt(elements, 0)):
             units = self.units(evaluator, scope)
             work = b.mul(elements, evaluator.scalar_index(self._inner_work(), scope))
-            useful = b.minimum(b.add(b.floordiv(work, GRAIN), 1), units)
+            useful = b.minimum(b.add(b.split(work, GRAIN)[0], 1), units)
+            if useful.literal == 1:
+                b.call(f"@{self.name}", None, buffers, sizes, error, b.constant(i64, 0), units)
+                return
             team = b.minimum(b.convert(threads, i64), useful)
-            frame = b.slot(b.constant(i64, 0).type, len(FRAME))
-            for place, value in enumerate((buffers, sizes, error)):
-                b.store(value, frame, place)
-            b.store(units, frame, 3)
-            with b.either(b.le(team, 1)) as (alone, together):
-                with b.inside(alone):
-                    self._call_work(frame, b.constant(i64, 0), units)
-                with b.inside(together):
-                    parallel = b.external("GOMP_parallel", None, [frame.type, frame.type, I32, I32])
-                    body = Value(frame.type, (f"@{self.name}_body",))
-                    b.call(parallel, None, body, frame, b.convert(team, i32), b.constant(i32, 0))
-        self._write_body()
+            work = Value(scalar(pointer), (f"@{self.name}",))
+            b.call(f"@{LAUNCH}", None, work, buffers, sizes, error, units, team)
 
     def _inner_work(self) -> Index:
         """Elements that one point of the outer loops touches, by its longest reduction or inner loop."""
@@ -160,23 +181,6 @@ class _Work:
             if longest is constant(1) or known_nonnegative(extent - longest):
                 longest = extent
         return longest
-
-    def _call_work(self, frame: Value, low: Value, high: Value) -> None:
-        b = self.b
-        buffers, sizes, error = (b.load(pointer, frame, place) for place in range(3))
-        b.call(f"@{self.name}", None, buffers, sizes, error, low, high)
-
-    def _write_body(self) -> None:
-        """What a thread of a team runs: its part of the units."""
-        b = self.b
-        with b.function(f"{self.name}_body", {"frame": pointer}, internal=True) as (frame,):
-            thread = b.convert(b.call(b.external("omp_get_thread_num", I32, []), I32), i64)
-            count = b.convert(b.call(b.external("omp_get_num_threads", I32, []), I32), i64)
-            units = b.load(i64, frame, 3)
-            low = b.floordiv(b.mul(units, thread), count)
-            high = b.floordiv(b.mul(units, b.add(thread, 1)), count)
-            with b.if_(b.lt(low, high)):
-                self._call_work(frame, low, high)
 
     # ---- the work
 
@@ -217,9 +221,7 @@ class _Work:
             axes: dict[Axis, Value] = {}
             rest = loop.index
             for axis in reversed(self.shared[1:]):
-                extent = self.evaluator.scalar_index(axis.extent, outside)
-                axes[axis] = b.floormod(rest, extent)
-                rest = b.floordiv(rest, extent)
+                rest, axes[axis] = b.split(rest, self.evaluator.scalar_index(axis.extent, outside))
             axes[self.shared[0]] = rest
             left = list(self.shape.outer[len(self.shared) :])
             self._around(self.loop, self.shape, left, outside.inner(axes=axes))
@@ -244,22 +246,24 @@ class _Work:
             self._over_lanes(loop, shape, scope, start, stop)
 
     def _over_lanes(self, loop: Loop, shape: Shape, scope: Scope, start: Value, stop: Value) -> None:
-        """Whole groups of vectors, then what is left under a mask, a vector at a time."""
-        b, axis, ways = self.b, shape.vector, shape.ways
+        """Whole groups of vectors, then what is left, a vector at a time; under a mask if it may be less than one."""
+        b, axis = self.b, shape.vector
         assert axis is not None
         lanes = max(b.target.vector_bytes // shape.width, 1)
         self._hoist(loop, scope, axis)
-        group = lanes * ways
-        count = b.sub(stop, start)
-        whole = b.add(start, b.sub(count, b.floormod(count, group)))
-        with b.loop(start, whole, group) as here:
-            here.next()
-            self._body(loop, scope.inner(axes={axis: here.index}, vector=Lanes(axis, here.index, lanes, ways)))
-        with b.loop(whole, stop, lanes) as here:
-            here.next()
-            tail = b.tail(b.sub(stop, here.index), lanes, 1)
-            vector = Lanes(axis, here.index, lanes, 1)
-            self._body(loop, scope.inner(axes={axis: here.index}, vector=vector, mask=tail.mask))
+        groups = Groups(axis.extent, lanes, fitting_ways(axis.extent, lanes, shape.ways))
+        whole = stop if groups.left == 0 else b.sub(stop, b.split(b.sub(stop, start), groups.size)[1])
+        if groups.any:
+            with b.loop(start, whole, groups.size) as here:
+                here.next()
+                vector = Lanes(axis, here.index, lanes, groups.ways)
+                self._body(loop, scope.inner(axes={axis: here.index}, vector=vector))
+        if groups.left != 0:
+            with b.loop(whole, stop, lanes) as here:
+                here.next()
+                mask = None if groups.are_vectors_left else b.tail(b.sub(stop, here.index), lanes, 1).mask
+                vector = Lanes(axis, here.index, lanes, 1)
+                self._body(loop, scope.inner(axes={axis: here.index}, vector=vector, mask=mask))
 
     def _in_squares(self, loop: Loop, shape: Shape, scope: Scope) -> None:
         """As many rows at once as there are lanes. What has gaps between lanes is read along the rows, and turned."""

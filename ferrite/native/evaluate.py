@@ -25,6 +25,7 @@ from ferrite.loops.index import (
     coefficient_of,
     free_atoms,
     free_axes,
+    known_nonnegative,
     parts,
 )
 from ferrite.loops.nodes import (
@@ -216,6 +217,8 @@ class Evaluator:
 
     def require(self, condition: Value, scope: Scope) -> None:
         """Leave the kernel if the condition fails in a lane that counts."""
+        if condition.literal:
+            return
         bad = self.b.not_(condition)
         if scope.mask is not None:
             bad = self.b.and_(self.spread(bad, scope), scope.mask)
@@ -280,9 +283,11 @@ class Evaluator:
             case Size():
                 return self.b.convert(self.sizes[atom], dtype)
             case FloorDiv(dividend=a, divisor=c):
-                return self.b.floordiv(part(a), part(c))
+                plain = _are_counts(a, c)
+                return self.b.split(part(a), part(c))[0] if plain else self.b.floordiv(part(a), part(c))
             case Mod(dividend=a, divisor=c):
-                return self.b.floormod(part(a), part(c))
+                plain = _are_counts(a, c)
+                return self.b.split(part(a), part(c))[1] if plain else self.b.floormod(part(a), part(c))
             case Least(left=a, right=c):
                 return self.b.minimum(part(a), part(c))
             case Most(left=a, right=c):
@@ -343,6 +348,10 @@ class Evaluator:
         b = self.b
         wide = b.mul(b.convert(a, u64), factor)
         return b.convert(wide, u32), b.convert(b.shr_logical(wide, 32), u32)
+
+
+def _are_counts(dividend: Index, divisor: Index) -> bool:
+    return known_nonnegative(dividend) and known_nonnegative(divisor - 1)
 
 
 def _fits_i32(value: Index) -> bool:

@@ -52,7 +52,7 @@ from ferrite.loops.rewrite import Tree, can_raise, children, holds_argument, wal
 from ferrite.native.builder import Value
 from ferrite.native.evaluate import I32_MOST, Evaluator
 from ferrite.native.math import FUNCTIONS
-from ferrite.native.scope import Lanes, Scope
+from ferrite.native.scope import Groups, Lanes, Scope
 from ferrite.schedule.shape import best_axis, loads_in, ways_of, width_of
 
 Running = tuple[Value, ...]
@@ -248,6 +248,8 @@ class Reducer(Evaluator):
             own = best_axis(node.axes, loads_in(node.body))
         if own is not None:
             lanes, ways = b.target.vector_bytes // width_of(node.body), ways_of(node.body)
+            while ways > 1 and not Groups(own.extent, lanes, ways).any:
+                ways //= 2
         loops = tuple(axis for axis in node.axes if axis is not own)
         # Positions in 32 bits, if they fit, fill as many vectors as values of f32.
         points = greatest(product(axis.extent for axis in node.axes))
@@ -274,24 +276,32 @@ class Reducer(Evaluator):
         return self._rounds(one, self.b.constant(i64, 0), self.scalar_index(axis.extent, scope), steps, running, body)
 
     def _in_lanes(self, one: Pass, scope: Scope, running: Running) -> Running:
-        """Whole groups of vectors, then what is left under a mask."""
+        """Whole groups of vectors, then what is left, a vector at a time, which the first way takes."""
         b, axis = self.b, one.own
         assert axis is not None
         self.hoist([one.node.body], axis, scope)
+        groups = Groups(axis.extent, one.lanes, one.ways)
         extent = self.scalar_index(axis.extent, scope)
-        whole = b.sub(extent, b.floormod(extent, one.group))
+        whole = b.sub(extent, b.split(extent, one.group)[1])
 
         def each(position: Value, running: Running) -> Running:
             vector = Lanes(axis, position, one.lanes, one.ways)
             return self._joined(one, scope.inner(axes={axis: position}, vector=vector), running)
 
-        steps = one.steps(axis.extent, one.group, 1)
-        running = self._rounds(one, b.constant(i64, 0), whole, steps, running, each)
-        with b.if_(b.lt(whole, extent), running) as branch:
-            tail = b.tail(b.sub(extent, whole), one.lanes, one.ways)
-            vector = Lanes(axis, whole, one.lanes, one.ways)
-            branch.give(*self._joined(one, scope.inner(axes={axis: whole}, vector=vector, mask=tail.mask), running))
-        return tuple(branch.results)
+        if groups.any:
+            steps = one.steps(axis.extent, one.group, 1)
+            running = self._rounds(one, b.constant(i64, 0), whole, steps, running, each)
+        if groups.left == 0:
+            return running
+        with b.loop(whole, extent, one.lanes, [value.way(0) for value in running]) as loop:
+            mask = None if groups.are_vectors_left else b.tail(b.sub(extent, loop.index), one.lanes).mask
+            vector = Lanes(axis, loop.index, one.lanes, 1)
+            inner = scope.inner(axes={axis: loop.index}, vector=vector, mask=mask)
+            loop.next(*self._joined(one, inner, tuple(loop.carried)))
+        return tuple(
+            b.join_ways([first, *(value.way(way) for way in range(1, one.ways))])
+            for first, value in zip(loop.results, running, strict=True)
+        )
 
     def _rounds(
         self, one: Pass, start: Value, stop: Value, steps: Sequence[int], running: Running, each: Round

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ferrite.errors import Malformed
-from ferrite.loops.index import Axis, free_axes
+from ferrite.loops.index import Axis, Index, free_axes
 from ferrite.loops.nodes import Expr
 from ferrite.native.builder import Value
 
@@ -24,6 +24,44 @@ class Lanes:
     base: Value
     lanes: int
     ways: int
+
+
+@dataclass(frozen=True)
+class Groups:
+    """An axis walked in groups of `ways` vectors, from where a group may start; what is left of it if that is known."""
+
+    extent: Index
+    lanes: int
+    ways: int
+
+    @property
+    def size(self) -> int:
+        return self.lanes * self.ways
+
+    @property
+    def any(self) -> bool:
+        """Whether there may be a whole group."""
+        return bool(self.extent.terms) or self.extent.constant >= self.size
+
+    @property
+    def left(self) -> int | None:
+        """Elements after the last whole group, if known."""
+        return None if self.extent.terms else self.extent.constant % self.size
+
+    @property
+    def are_vectors_left(self) -> bool:
+        """Whether what is left is known to be whole vectors."""
+        return self.left is not None and self.left % self.lanes == 0
+
+
+def fitting_ways(extent: Index, lanes: int, most: int) -> int:
+    """The most ways, but two or more, in which a known extent comes out even: then nothing is left after the groups,
+    and there is half the code. If there are none, the most of which there is a whole group."""
+    if extent.terms:
+        return most
+    halved = [ways for ways in (most, most // 2, most // 4) if ways >= 1]
+    even = [ways for ways in halved if extent.constant % (lanes * ways) == 0 and (ways > 1 or most == 1)]
+    return next(iter(even), None) or next((ways for ways in halved if lanes * ways <= extent.constant), 1)
 
 
 @dataclass

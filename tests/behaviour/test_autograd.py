@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from tests.behaviour.compare import STRICT, assert_same, compare
+from tests.behaviour.compare import STRICT, assert_same, compare, equal
 
 
 def compiled(function: Any, **keywords: Any) -> Any:
@@ -48,7 +48,7 @@ def test_backward_of_some_results_only() -> None:
     x, twin = (torch.ones(3, requires_grad=True) for _ in range(2))
     compiled(function)(x)[1].sum().backward()
     function(twin)[1].sum().backward()
-    assert torch.equal(x.grad, twin.grad)
+    assert equal(x.grad, twin.grad)
 
 
 def test_gradients_accumulate() -> None:
@@ -57,7 +57,7 @@ def test_gradients_accumulate() -> None:
     for _ in range(3):
         function(x).sum().backward()
         twin.sin().exp().sum().backward()
-    assert torch.equal(x.grad, twin.grad)
+    assert equal(x.grad, twin.grad)
 
 
 def test_backward_twice_with_retain_graph() -> None:
@@ -68,7 +68,7 @@ def test_backward_twice_with_retain_graph() -> None:
     first = x.grad.clone()
     x.grad = None
     y.backward()
-    assert torch.equal(x.grad, first)
+    assert equal(x.grad, first)
 
 
 def test_retain_graph_after_a_plain_backward_of_another_call() -> None:
@@ -133,8 +133,8 @@ def test_hooks_on_tensors() -> None:
         leaf.register_hook(lambda grad: seen.append(grad.clone()) or grad * 10)
     compiled(lambda x: x.sin())(x).sum().backward()
     twin.sin().sum().backward()
-    assert torch.equal(x.grad, twin.grad)
-    assert torch.equal(seen[0], seen[1])
+    assert equal(x.grad, twin.grad)
+    assert equal(seen[0], seen[1])
 
 
 def test_hook_on_the_result() -> None:
@@ -142,7 +142,7 @@ def test_hook_on_the_result() -> None:
     y = compiled(lambda x: x.sin())(x)
     y.register_hook(lambda grad: grad * 3)
     y.sum().backward()
-    assert torch.equal(x.grad, 3 * x.detach().cos())
+    assert equal(x.grad, 3 * x.detach().cos())
 
 
 def test_hook_registered_inside_the_function() -> None:
@@ -156,7 +156,7 @@ def test_hook_registered_inside_the_function() -> None:
     x, twin = (torch.arange(3.0).requires_grad_() for _ in range(2))
     torch.compile(function, backend="ferrite", options=STRICT)(x).sum().backward()
     function(twin).sum().backward()
-    assert torch.equal(x.grad, twin.grad)
+    assert equal(x.grad, twin.grad)
 
 
 def test_hooks_of_modules() -> None:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tests.behaviour.child import run_python
-from tests.behaviour.compare import compare
+from tests.behaviour.compare import compare, equal
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="this build of PyTorch has no torch.distributed")
 
@@ -85,7 +85,7 @@ def test_data_parallel_module() -> None:
     expected = torch.autograd.grad(module(x).sum(), list(module.parameters()))
     torch.compile(wrapped, backend="ferrite", options={"strict": True})(x).sum().backward()
     for parameter, gradient in zip(module.parameters(), expected, strict=True):
-        assert torch.equal(parameter.grad, gradient)
+        assert equal(parameter.grad, gradient)
 
 
 TWO = """

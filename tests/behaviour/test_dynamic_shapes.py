@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from tests.behaviour.compare import STRICT, assert_same, compare
+from tests.behaviour.compare import STRICT, assert_same, compare, equal
 
 SIZES = (7, 2, 5, 13, 3)
 
@@ -104,7 +104,7 @@ def test_sizes_become_dynamic_by_themselves() -> None:
     compiled = torch.compile(FUNCTIONS["view"], backend=counter)
     for size in (4, 5, 6, 17, 101):
         x = torch.randn(size, 3)
-        assert torch.equal(compiled(x), FUNCTIONS["view"](x))
+        assert equal(compiled(x), FUNCTIONS["view"](x))
     assert counter.frame_count == 2
 
 
@@ -116,7 +116,7 @@ def test_mark_dynamic() -> None:
     compiled(first)
     for size in (2, 9, 100):
         x = torch.randn(size, 3)
-        assert torch.equal(compiled(x), FUNCTIONS["reduce"](x))
+        assert equal(compiled(x), FUNCTIONS["reduce"](x))
     assert counter.frame_count == 1
 
 
@@ -344,7 +344,7 @@ def test_a_violated_check_raises_its_message_before_dependent_work(training: boo
 
     compiled = torch.compile(function, backend="ferrite", fullgraph=True, dynamic=dynamic, options=STRICT)
     x = torch.randn(3, requires_grad=training)
-    assert torch.equal(compiled(x, torch.tensor(4)), function(x, torch.tensor(4)))
+    assert equal(compiled(x, torch.tensor(4)), function(x, torch.tensor(4)))
     for wrong, words in ((1, "more than one"), (0, "more than one"), (10, "less than ten")):
         NOTED.clear()
         with pytest.raises(RuntimeError, match=words):
@@ -364,7 +364,7 @@ def test_a_violated_size_assumption_raises(training: bool) -> None:
 
     compiled = torch.compile(function, backend="ferrite", fullgraph=True, dynamic=True, options=STRICT)
     x = torch.randn(5, requires_grad=training)
-    assert torch.equal(compiled(x, torch.tensor(5)), x + 1)
+    assert equal(compiled(x, torch.tensor(5)), x + 1)
     with pytest.raises(RuntimeError):
         compiled(x, torch.tensor(4))
 
@@ -396,6 +396,6 @@ def test_index_that_eager_refuses_is_refused() -> None:
         return x.select(0, n.item())
 
     compiled = torch.compile(function, backend="ferrite", fullgraph=True, options=STRICT)
-    assert torch.equal(compiled(signs(), torch.tensor(2)), signs()[2])
+    assert equal(compiled(signs(), torch.tensor(2)), signs()[2])
     with pytest.raises((IndexError, RuntimeError)):
         compiled(signs(), torch.tensor(6))

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.fx import Graph
 
 from ferrite import pipeline
-from tests.behaviour.compare import STRICT, compare
+from tests.behaviour.compare import STRICT, compare, equal
 
 EVENTS: list[str] = []
 
@@ -193,7 +193,7 @@ def test_op_without_a_fake_kernel_breaks_the_graph_as_ever() -> None:
             # Dynamo's own words (UnsupportedOperatorException turned into advice); aot_eager says the same.
             assert "fake" in str(error)  # noqa: PT017
         else:
-            assert torch.equal(found, (x + 1) * 2)
+            assert equal(found, (x + 1) * 2)
 
 
 def test_custom_op_through_bytes() -> None:
@@ -216,7 +216,7 @@ def test_prints_keep_their_order(capfd: pytest.CaptureFixture[str], dynamic: boo
     x = torch.randn(3)
     compiled(x)
     capfd.readouterr()
-    assert torch.equal(compiled(x), x.sin() + 1)
+    assert equal(compiled(x), x.sin() + 1)
     assert capfd.readouterr().out.split() == ["first", "second"]
 
 
@@ -227,7 +227,7 @@ def test_prints_while_training(capfd: pytest.CaptureFixture[str]) -> None:
     capfd.readouterr()
     compiled(x).sum().backward()
     assert capfd.readouterr().out.split() == ["first", "second"]
-    assert torch.equal(x.grad, x.detach().cos())
+    assert equal(x.grad, x.detach().cos())
 
 
 def test_print_of_a_function_without_tensors_left(capfd: pytest.CaptureFixture[str]) -> None:
@@ -285,7 +285,7 @@ def test_python_print_breaks_the_graph_and_prints(capfd: pytest.CaptureFixture[s
 
     compiled = torch.compile(function, backend="ferrite", options=STRICT)
     for _ in range(2):
-        assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 4.0))
+        assert equal(compiled(torch.ones(2)), torch.full((2,), 4.0))
         assert capfd.readouterr().out.split() == ["between"]
 
 
@@ -316,7 +316,7 @@ def test_a_pass_may_insert_a_python_function(monkeypatch: pytest.MonkeyPatch, ki
         torch._dynamo.reset()
         options = STRICT | {"compile_mode": mode}
         found = torch.compile(lambda x: x.sin() + 1, backend="ferrite", options=options)(x)
-        assert torch.equal(found, x.sin() * 2 + 1)
+        assert equal(found, x.sin() * 2 + 1)
 
 
 def test_names_that_collide_with_generated_code() -> None:

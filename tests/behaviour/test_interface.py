@@ -11,7 +11,7 @@ from torch.fx import Graph, GraphModule, symbolic_trace
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import ferrite.backend
-from tests.behaviour.compare import STRICT, assert_same
+from tests.behaviour.compare import STRICT, assert_same, equal
 
 
 def run(graph: Any, *inputs: Any, expected: Any) -> None:
@@ -55,7 +55,7 @@ def test_symbolic_trace_of_a_module_while_training() -> None:
     function = ferrite.backend.compile(symbolic_trace(module), [x], options=STRICT)
     function(x).sum().backward()
     for parameter, gradient in zip(module.parameters(), expected, strict=True):
-        assert torch.equal(parameter.grad, gradient)
+        assert equal(parameter.grad, gradient)
 
 
 def test_make_fx() -> None:
@@ -161,7 +161,7 @@ def test_exported_module_called_by_keyword() -> None:
     x, y = leaves()
     exported = torch.export.export(Two(), (x,), {"b": y}).module()
     function = ferrite.backend.compile(exported, [x, y], options=STRICT)
-    assert torch.equal(function(x, b=y), x - y)
+    assert equal(function(x, b=y), x - y)
 
 
 def test_bare_module() -> None:
@@ -225,4 +225,4 @@ def test_fake_inputs_as_examples() -> None:
     graph = make_fx(lambda x, y: (x @ y,), tracing_mode="fake")(x, y)
     mode = torch._subclasses.FakeTensorMode()
     function = ferrite.backend.compile(graph, [mode.from_tensor(x), mode.from_tensor(y)], options=STRICT)
-    assert torch.equal(function(x, y)[0], x @ y)
+    assert equal(function(x, y)[0], x @ y)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.behaviour.compare import STRICT, assert_same, compare
+from tests.behaviour.compare import STRICT, assert_same, compare, equal
 
 
 def affine(x: Tensor, w: Tensor) -> Tensor:
@@ -187,7 +187,7 @@ def test_inference_mode_inside() -> None:
 
     x = torch.randn(3)
     found, expected = torch.compile(function, backend="ferrite", options=STRICT)(x), function(x)
-    assert torch.equal(found, expected)
+    assert equal(found, expected)
 
 
 def test_result_of_inference_mode_is_refused_by_autograd_as_in_eager() -> None:
@@ -262,7 +262,7 @@ def test_dispatch_mode_around_compile_and_call(training: bool) -> None:
         if training:
             found.sum().backward()
         assert state() == before
-    assert torch.equal(found, affine(x, w))
+    assert equal(found, affine(x, w))
 
 
 def test_dispatch_mode_sees_the_ops_of_a_function_compiled_before() -> None:
@@ -271,7 +271,7 @@ def test_dispatch_mode_sees_the_ops_of_a_function_compiled_before() -> None:
     compiled(x, w)
     with Counting() as mode:
         found = compiled(x, w)
-    assert torch.equal(found, affine(x, w))
+    assert equal(found, affine(x, w))
     assert mode.seen
 
 
@@ -286,8 +286,8 @@ def test_function_mode_around_the_call() -> None:
         before = state()
         found, expected = compiled(x), function(x)
         assert state() == before
-    assert torch.equal(found, expected)
-    assert not torch.equal(found, plain)
+    assert equal(found, expected)
+    assert not equal(found, plain)
 
 
 def test_recursion_limit_is_restored() -> None:

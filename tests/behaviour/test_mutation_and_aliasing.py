@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.behaviour.compare import compare
+from tests.behaviour.compare import compare, equal
 
 
 def contiguous() -> Tensor:
@@ -353,8 +353,8 @@ def test_out_argument_of_wrong_size_behaves_as_in_eager() -> None:
 
     found, expected = torch.empty(0), torch.empty(0)
     x = torch.randn(3)
-    assert torch.equal(torch.compile(function, backend="ferrite")(x, found), function(x, expected))
-    assert torch.equal(found, expected)
+    assert equal(torch.compile(function, backend="ferrite")(x, found), function(x, expected))
+    assert equal(found, expected)
 
 
 def test_set_of_an_input() -> None:
@@ -368,7 +368,7 @@ def test_set_of_an_input() -> None:
     a, b = torch.randn(3), torch.randn(5)
     c, d = a.clone(), b.clone()
     found = torch.compile(function, backend="ferrite")(a, b)
-    assert torch.equal(found, function(c, d))
+    assert equal(found, function(c, d))
     assert a.shape == c.shape
     assert a.data_ptr() == b.data_ptr()
 
@@ -380,8 +380,8 @@ def test_data_assignment() -> None:
 
     a = torch.randn(3)
     b = a.clone()
-    assert torch.equal(torch.compile(function, backend="ferrite")(a), function(b))
-    assert torch.equal(a, b)
+    assert equal(torch.compile(function, backend="ferrite")(a), function(b))
+    assert equal(a, b)
 
 
 class Statistics(torch.nn.Module):
@@ -413,9 +413,9 @@ def test_buffers_after_many_calls() -> None:
     compiled = torch.compile(compiled_from, backend="ferrite", options={"strict": True})
     for step in range(5):
         x = torch.randn(8 + step, 6)
-        assert torch.equal(compiled(x), eager(x))
+        assert equal(compiled(x), eager(x))
     for found, expected in zip(compiled_from.buffers(), eager.buffers(), strict=True):
-        assert torch.equal(found, expected)
+        assert equal(found, expected)
 
 
 def test_version_counter_of_a_written_input_moves() -> None:
@@ -452,7 +452,7 @@ def test_aliasing_changes_between_calls() -> None:
     compiled = torch.compile(function, backend="ferrite", options={"strict": True})
     base, twin = torch.arange(6.0), torch.arange(6.0)
     other = torch.ones(3)
-    assert torch.equal(compiled(base[:3], other), function(twin[:3], other))
-    assert torch.equal(compiled(base[:4], base[2:]), function(twin[:4], twin[2:]))
-    assert torch.equal(compiled(base, base), function(twin, twin))
-    assert torch.equal(base, twin)
+    assert equal(compiled(base[:3], other), function(twin[:3], other))
+    assert equal(compiled(base[:4], base[2:]), function(twin[:4], twin[2:]))
+    assert equal(compiled(base, base), function(twin, twin))
+    assert equal(base, twin)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from tests.behaviour.compare import compare
+from tests.behaviour.compare import STRICT, compare, equal
 
 DRAWS: dict[str, Callable[[Tensor], Any]] = {
     "rand": lambda x: x + torch.rand(4, 6),
@@ -64,10 +64,10 @@ def test_calls_differ_and_repeat_under_one_seed() -> None:
     x = torch.ones(64)
     torch.manual_seed(3)
     first, second = compiled(x), compiled(x)
-    assert not torch.equal(first, second)
+    assert not equal(first, second)
     torch.manual_seed(3)
-    assert torch.equal(compiled(x), first)
-    assert torch.equal(compiled(x), second)
+    assert equal(compiled(x), first)
+    assert equal(compiled(x), second)
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -82,10 +82,10 @@ def test_compiling_draws_nothing(training: bool) -> None:
     function(x).backward() if training else function(x)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    result = torch.compile(function, backend="ferrite", options={"strict": True})(x)
+    result = torch.compile(function, backend="ferrite", options=STRICT)(x)
     if training:
         result.backward()
-    assert torch.equal(torch.rand(3), expected)
+    assert equal(torch.rand(3), expected)
 
 
 def test_compiling_a_function_without_draws_leaves_the_state() -> None:
@@ -104,8 +104,8 @@ def test_explicit_generator() -> None:
     ours, theirs = torch.Generator().manual_seed(9), torch.Generator().manual_seed(9)
     compiled = torch.compile(function, backend="ferrite", options={"strict": True})
     for _ in range(2):
-        assert torch.equal(compiled(x, ours), function(x, theirs))
-    assert torch.equal(ours.get_state(), theirs.get_state())
+        assert equal(compiled(x, ours), function(x, theirs))
+    assert equal(ours.get_state(), theirs.get_state())
 
 
 def test_seed_inside_the_function() -> None:
@@ -141,7 +141,7 @@ def test_checkpointed_dropout_without_gradients(reentrant: bool) -> None:
     state = torch.get_rng_state()
     torch.manual_seed(2)
     found = torch.compile(checkpointed, backend="ferrite", fullgraph=True)(x, w, reentrant)
-    assert torch.equal(found, expected)
+    assert equal(found, expected)
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -153,7 +153,7 @@ def test_gradient_of_checkpointed_dropout_uses_the_mask_of_the_forward() -> None
     y = torch.compile(function, backend="ferrite", options={"strict": True})(x)
     y.sum().backward()
     # y = x * mask * x with x = 1: the gradient is twice the value exactly where the mask let it through.
-    assert torch.equal(x.grad, 2 * y)
+    assert equal(x.grad, 2 * y)
 
 
 def test_attention_with_dropout() -> None:

@@ -26,7 +26,7 @@ from ferrite.artifact.compiled import CompiledGraph
 from ferrite.options import Options
 from ferrite.report.record import GraphRecord
 from tests.behaviour.child import ROOT, run_python
-from tests.behaviour.compare import STRICT, assert_same, compare
+from tests.behaviour.compare import STRICT, assert_same, compare, equal
 
 
 def model(x: Tensor, w: Tensor) -> Tensor:
@@ -40,7 +40,7 @@ def leaves(training: bool = False) -> tuple[Tensor, Tensor]:
 def compile_and_run(training: bool = False, **options: Any) -> ferrite.report.record.Record:
     x, w = leaves(training)
     y = torch.compile(model, backend="ferrite", options=STRICT | options)(x, w)
-    assert torch.equal(y, model(x, w))
+    assert equal(y, model(x, w))
     if training:
         y.sum().backward()
     record = ferrite.last_record()
@@ -140,7 +140,7 @@ def test_bisection_names_the_pass_that_is_wrong(monkeypatch: pytest.MonkeyPatch)
     def is_right(limit: int | None) -> bool:
         torch._dynamo.reset()
         y = torch.compile(model, backend="ferrite", options=STRICT | {"bisect_limit": limit})(x, w)
-        return torch.equal(y, model(x, w))
+        return equal(y, model(x, w))
 
     assert is_right(0)
     assert not is_right(None)
@@ -385,7 +385,7 @@ def test_a_graph_with_an_object_of_this_process_does_not_pickle() -> None:
     node.target = lambda x, one: x + one
     record = GraphRecord("graph 0 inference", "inference")
     compiled = pipeline.compile_graph(module, 0, "inference", pipeline.Inputs(), Options(), record)
-    assert torch.equal(compiled([torch.ones(2)])[0], torch.full((2,), 2.0))
+    assert equal(compiled([torch.ones(2)])[0], torch.full((2,), 2.0))
     with pytest.raises(Unsupported):
         pickle.dumps(compiled)
 

@@ -27,7 +27,7 @@ def test_equal_bits_pass(exact: Tensor) -> None:
 
 
 CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
-    "one unit in the last place": lambda x: x.index_put((torch.tensor([3]),), torch.nextafter(x[3], x[3] + 1)),
+    "one element": lambda x: x.index_put((torch.tensor([3]), torch.tensor([4])), x[3, 4] + 0.001),
     "strides": lambda x: x.t().contiguous().t(),
     "dtype": lambda x: x.double(),
     "shape": lambda x: x[None],
@@ -44,9 +44,11 @@ def test_a_difference_is_found(exact: Tensor, change: Callable[[Tensor], Tensor]
         compare(trace_of(eager), trace_of(change(eager)))
 
 
-def test_the_sign_of_zero_counts() -> None:
+def test_rounding_passes_and_integers_are_exact(exact: Tensor) -> None:
+    eager = exact.float()
+    compare(trace_of(eager), trace_of(torch.nextafter(eager, eager + 1)))
     with pytest.raises(AssertionError, match="out: "):
-        compare(trace_of(torch.zeros(2)), trace_of(-torch.zeros(2)))
+        compare(trace_of(torch.arange(9)), trace_of(torch.arange(9).index_fill(0, torch.tensor([3]), 4)))
 
 
 def test_structure_names_and_random_stream_count(exact: Tensor) -> None:

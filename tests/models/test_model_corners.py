@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, AdamW
+from torch.optim import SGD
 
 from bench.zoo import ZOO, Entry, Inputs, seeded
 from tests.models.against_eager import (
@@ -163,9 +163,9 @@ def test_training_under_autocast(entry: Entry) -> None:
                 part.p = 0.0
         batches = [entry.inputs(module, "small", training=True, seed=seed) for seed in (0, 1)]
         call = torch.compile(module, backend=probe, fullgraph=True) if compile_it else module
-        results.append(train(narrowed(call), module, entry, batches, partial(AdamW, lr=1e-3)))
+        results.append(train(narrowed(call), module, entry, batches, partial(SGD, lr=1e-3)))
     probe.check(("forward", "backward"), steps=2, one_graph=True)
-    compare(*results)
+    compare(*results, near=torch.finfo(torch.bfloat16).eps)
 
 
 def narrowed(call: Callable[..., Any]) -> Callable[..., Any]:

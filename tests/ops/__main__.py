@@ -27,7 +27,12 @@ def parse_arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--ops", default="*", metavar="PATTERN", help="ops by name, e.g. 'add,nn.functional.*'")
     parser.add_argument("--dtypes", metavar="LIST", help=f"of {','.join(DTYPES)}; '{ERRORS}' keeps only error inputs")
     parser.add_argument("--backend", default="ferrite", metavar="NAME")
-    parser.add_argument("--options", type=json.loads, metavar="JSON", help="options= of torch.compile")
+    parser.add_argument(
+        "--options",
+        type=json.loads,
+        metavar="JSON",
+        help="options= of torch.compile; for Ferrite fallback_random is set, because results are compared with eager's",
+    )
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), metavar="N", help="worker processes")
     parser.add_argument("--resume", action="store_true", help="go on with an interrupted sweep (this is the default)")
     parser.add_argument("--fresh", action="store_true", help="forget an interrupted sweep")
@@ -115,7 +120,8 @@ def main(words: list[str] | None = None) -> int:
     arguments = parse_arguments(words)
     console = Console()
     plan = make_plan(arguments)
-    engine = Engine(arguments.backend, arguments.options)
+    options = {"fallback_random": True} | (arguments.options or {}) if arguments.backend == "ferrite" else None
+    engine = Engine(arguments.backend, options or arguments.options)
     if arguments.only:
         return 0 if report_cases(plan, engine, console) else 1
     known = known_failures.Known(()) if arguments.known_failures == "ignore" else known_failures.load()

@@ -28,7 +28,7 @@ SEED = 0
 UNITS_PER_FAMILY = 8
 CASES_PER_GROUP = 2
 NEVER_ENTERED = {"sparse"}  # Dynamo breaks the graph at tensors in a compressed sparse layout
-FERRITE = Engine("ferrite")
+FERRITE = Engine("ferrite", {"fallback_random": True})
 # Lowered ops run as loop programs; random ones in eager, since only its stream can be compared by value.
 LOWERED = Engine("ferrite", {"executor": "oracle", "fallback_random": True})
 

@@ -60,8 +60,8 @@ def test_nothing_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_fault_outside_passes_is_not_blamed_on_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = lowering.name_of
-    monkeypatch.setattr(lowering, "name_of", lambda t: "aten.cos.default" if t is aten.sin.default else real(t))
+    real = lowering._row_of
+    monkeypatch.setattr(lowering, "_row_of", lambda t: real(aten.cos.default if t is aten.sin.default else t))
     verdict = ferrite.bisect(function, [torch.randn(5)])
     assert not verdict.equal
     assert verdict.culprit is None

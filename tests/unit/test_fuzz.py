@@ -245,10 +245,8 @@ def test_noise_does_not_explain_what_is_far_away() -> None:
 def test_a_failure_shrinks_to_the_step_that_fails() -> None:
     backend = replaced(maximum=torch.minimum)
     wrong = Engine("wrong", backend=backend)
-    programs = (generate(1, number) for number in range(10_000))
-    program = next(
-        each for each in programs if len(each.steps) > 4 and any("maximum" in step.text for step in each.steps)
-    )
+    plain = (each for number in range(10_000) if not (each := generate(1, number)).dynamic and not each.is_training)
+    program = next(each for each in plain if len(each.steps) > 4 and any("maximum" in s.text for s in each.steps))
     long = judge(program, wrong)
     if long.status != "different":
         pytest.fail(f"the program does not show it: {source(program)}")
@@ -297,3 +295,26 @@ def test_a_comparison_of_rounded_values_is_undecided() -> None:
     found = {name: np.array(value) for name, value in reference.plain.items()}
     found["c"][2] = not found["c"][2]
     assert reference.complaint(found) == ""
+
+
+def test_code_may_be_better_than_a_formula_of_the_oracle() -> None:
+    """log_ndtr(8) in 16 digits: the oracle is off by 27 units in the last place, by what it rounds on the way."""
+    text = "def program(x: f64[()], y: out(f64[()])):\n    for _ in box():\n        y[()] = log_ndtr(x[()])\n"
+    reference = loops.Reference(parse_program(text), {}, 3)
+    reference.arrays["x"][...] = 8.0
+    reference.plain = loops.run_oracle(reference.program, {}, reference.arrays)
+    for found, is_right in ((-6.220960574271786e-16, True), (-6.2209605743e-16, False)):
+        arrays = {**reference.plain, "y": np.array(found)}
+        assert (reference.complaint(arrays) == "") is is_right
+
+
+def test_the_sign_of_nan_is_undecided_everywhere() -> None:
+    text = "def program(x: f64[64], y: out(i64[64])):\n    for i in box(64):\n        y[i] = bits(x[i], i64)\n"
+    reference = loops.Reference(parse_program(text), {}, 3)
+    reference.arrays["x"][...] = np.nan
+    reference.arrays["x"][0] = 1.0
+    reference.plain = loops.run_oracle(reference.program, {}, reference.arrays)
+    turned = {**reference.plain, "y": reference.plain["y"] ^ np.int64(-(2**63))}
+    assert "y[0]" in reference.complaint(turned)
+    turned["y"][0] = reference.plain["y"][0]
+    assert reference.complaint(turned) == ""

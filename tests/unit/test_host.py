@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import pickle
+import sys
 import traceback
 import weakref
 from typing import Any
@@ -15,10 +16,11 @@ from hypothesis import strategies as st
 
 from ferrite.artifact.compiled import CompiledGraph, Facts
 from ferrite.errors import Malformed, Unsupported
-from ferrite.host.nodes import Call, Constant, Free, HostProgram, Input, Return
+from ferrite.host.nodes import Call, Constant, Free, HostProgram, Input, Launch, Origin, Return
 from ferrite.host.plan import plan
-from ferrite.host.python import emit
+from ferrite.host.python import describe, emit
 from ferrite.host.text import parse_program, show_program
+from ferrite.loops.text import parse_program as parse_loops
 from ferrite.syntax import Named, Ref, refs
 
 FACTS = Facts(0, "inference", (), (), ("cpu",), {}, 0.0)
@@ -123,6 +125,83 @@ def test_errors_show_the_generated_line() -> None:
         compiled([torch.ones(3)])
     text = "".join(traceback.format_exception(caught.value))
     assert "y = aten_mm_default(x, x)  # model.py:3" in text
+
+
+INDEX = Origin("aten.index.Tensor", "model.py:12  y = x[n]", "index {index} is outside of {size}")
+EMBEDDING = Origin("aten.embedding.default", "model.py:14  h = self.embed('a # b')", "index out of range\n[in self]")
+KERNELS = (
+    parse_loops("""
+def kernel_0(x: f32[3], n: i64[2], y: out(f32[2])):
+    for i in box(2):
+        y[i] = x[at(checked(n[i], 3, True, 'IndexError', 'index {index} is outside of {size}'), 0, 2)]
+"""),
+    parse_loops("""
+def kernel_1(x: f32[2], y: out(f32[2])):
+    for i in box(2):
+        y[i] = x[i] + f32(1.0)
+"""),
+)
+
+
+def index_program(*origins: Origin, source: str = "model.py:41") -> HostProgram:
+    """A kernel that can raise, behind a function and before a kernel that cannot."""
+    function = plan("body", (Input("a", "f32"),), [Call("b", "aten.sin.default", (Ref("a"),), {})], Ref("b"))
+    kind = {"dtype": Named("torch.float32")}
+    steps = [
+        Call("y", "aten.empty_strided.default", ([2], [1]), kind),
+        Launch("kernel_0", ("x", "n", "y"), (), source, origins),
+        Call("z", "aten.empty_strided.default", ([2], [1]), kind),
+        Launch("kernel_1", ("y", "z"), (), source),
+    ]
+    inputs = (Input("x", "f32[3]"), Input("n", "i64[2]"))
+    return plan("program", inputs, steps, (Ref("z"),), (function,), (), KERNELS)
+
+
+@pytest.mark.parametrize("origins", [(), (INDEX,), (INDEX, EMBEDDING)], ids=len)
+@pytest.mark.parametrize("source", ["", "model.py:41, übung.py:7"])
+def test_launches_read_back(origins: tuple[Origin, ...], source: str) -> None:
+    program = index_program(*origins, source=source)
+    text = show_program(program)
+    assert parse_program(text) == program
+    assert show_program(parse_program(text)) == text
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="exceptions have no notes before Python 3.11")
+def test_errors_of_a_kernel_get_a_note() -> None:
+    compiled = CompiledGraph(index_program(INDEX), {}, FACTS)
+    (result,) = compiled([torch.arange(3.0), torch.tensor([2, -3])])
+    assert result.tolist() == [3.0, 1.0]
+    with pytest.raises(IndexError) as caught:
+        compiled([torch.arange(3.0), torch.tensor([2, 3])])
+    assert str(caught.value) == "index 3 is outside of 3"
+    assert caught.value.__notes__ == [
+        "raised by aten.index.Tensor in the compiled kernel_0, from model.py:12: y = x[n]"
+    ]
+
+
+def test_what_a_note_says() -> None:
+    said = "index -4 is outside of 3"
+    other = Origin("aten.index.Tensor", "model.py:13  z = w[n]", INDEX.message)
+    launch = lambda *origins: Launch("kernel_0", (), (), "model.py:41", origins)
+    one = "raised by aten.index.Tensor in the compiled kernel_0, from model.py:12: y = x[n]"
+    assert describe(launch(INDEX), said) == one
+    assert describe(launch(EMBEDDING, INDEX), said) == one, "the op that has these words"
+    assert describe(launch(INDEX, INDEX), said) == one
+    assert describe(launch(), said) == "raised in the compiled kernel_0, from model.py:41"
+    assert describe(launch(INDEX, EMBEDDING, other), said).splitlines() == [
+        "raised in the compiled kernel_0, by one of",
+        "  aten.index.Tensor, from model.py:12: y = x[n]",
+        "  aten.index.Tensor, from model.py:13: z = w[n]",
+    ]
+    assert describe(launch(EMBEDDING), "no memory left") == "raised in the compiled kernel_0, from model.py:41"
+
+
+def test_only_kernels_that_can_raise_are_watched() -> None:
+    code = emit(index_program(INDEX))
+    ((line, launch),) = code.fallible.items()
+    assert launch.kernel == "kernel_0"
+    assert code.source.splitlines()[line - 1].startswith("    kernel_0(x, n, y)  # model.py:41")
+    assert emit(sine_program()).fallible == {}
 
 
 def test_operator_names_do_not_clash_with_values() -> None:

@@ -149,3 +149,34 @@ def test_a_size_that_is_known_to_be_even_is_found_on_the_host() -> None:
     for size in (8, 12, 6):
         x = torch.randn(size)
         assert torch.equal(compiled(x), x.reshape(2, -1) * 2)
+
+
+# ---- numbers that are symbolic
+
+LABELS = torch.tensor([0, 3, 5])
+NUMBERS: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
+    "of a variance": (lambda x, n: (*torch.var_mean(x.detach(), 1, correction=n), x.cos()), ()),
+    "a label that is ignored": (lambda x, n: torch.nn.functional.cross_entropy(x, LABELS, ignore_index=n), ()),
+    "a row of padding": (lambda x, n: torch.nn.functional.embedding(LABELS, torch.cat([x, x]), padding_idx=n), ()),
+    "an exponent": (lambda x, n: (x.detach().pow(n), x * n), ()),
+    "an order, which code depends on": (lambda x, n: torch.polygamma(n, x), ("aten.polygamma.default",)),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_number_may_be_symbolic(name: str) -> None:
+    function, eager = NUMBERS[name]
+    compiled = torch.compile(function, backend="ferrite", dynamic=True, options=OPTIONS)
+    x = torch.linspace(0.5, 3, 18).reshape(3, 6)
+    for number in (3, 4):
+        results = []
+        for call in (function, compiled):
+            given = x.clone().requires_grad_()
+            made = call(given, number)
+            parts = (made,) if isinstance(made, torch.Tensor) else made
+            sum((part * part).sum() for part in parts if part.requires_grad).backward()
+            results.append([given.grad, *(part.detach() for part in parts)])
+        torch.testing.assert_close(results[1], results[0], check_stride=True)
+        record = ferrite.last_record()
+        assert record is not None
+        assert {fallback.op for fallback in record.fallbacks} <= set(eager)

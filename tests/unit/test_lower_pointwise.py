@@ -308,9 +308,9 @@ def test_strides_of_nothing_are_eagers() -> None:
     """Where shapes differ, eager orders dimensions of equal strides by their sizes, and tracing does not. A number has
     a shape of its own."""
     x, one = torch.empty(3, 0, 1), torch.ones(1)
-    assert_same(lambda x, y: x * y, torch.empty(0, 1), one, eager=("aten.mul.Tensor",))
-    assert_same(lambda x, y: (x + y, x + 2), x, one, eager=("aten.add.Tensor",))
-    assert_same(lambda x, y: x - y[0], x, one, eager=("aten.sub.Tensor",))
+    assert_same(lambda x, y: x * y, torch.empty(0, 1), one)
+    assert_same(lambda x, y: (x + y, x + 2), x, one)
+    assert_same(lambda x, y: x - y[0], x, one)
     assert_same(lambda x, y: (x + x, x.neg(), x.transpose(0, 1) * x.transpose(0, 1)), x, one)
 
 

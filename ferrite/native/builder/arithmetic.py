@@ -10,11 +10,13 @@ import operator
 from collections.abc import Callable
 
 from ferrite.errors import Malformed
-from ferrite.loops.dtypes import DType, b8, f64, i32, i64
-from ferrite.native.builder.values import Value, scalar, u32, u64, vector, wrapped
+from ferrite.loops.dtypes import DType, b8, f32, f64, i32, i64
+from ferrite.native.builder.values import Value, scalar, single, u32, u64, vector, wrapped
 from ferrite.native.builder.writer import Operand, Writer
 
 _SAME_WIDTH = {32: (i32, u32), 64: (i64, u64)}
+_COMPARISONS = {each: getattr(operator, each) for each in ("eq", "ne", "lt", "le", "gt", "ge")}
+_BITWISE = {"and": operator.and_, "or": operator.or_, "xor": operator.xor}
 
 
 class Arithmetic(Writer):
@@ -41,7 +43,7 @@ class Arithmetic(Writer):
         x, y = self.match(a, b)
         if x.type.dtype.is_float:
             return self._binary(f"f{word}", x, y)
-        # Integers only: addresses are made of sums with 0 and products with 1.
+        # Integers only: addresses are made of sums with 0 and products with 1, and sizes are often known.
         if x.literal is not None and y.literal is not None:
             return self.like(x, wrapped(x.dtype, python(int(x.literal), int(y.literal))))
         if y.literal == (1 if word == "mul" else 0):
@@ -91,6 +93,8 @@ class Arithmetic(Writer):
         if x.dtype.is_bool:
             return self._binary("and" if name == "min" else "or", x, y)
         if not x.dtype.is_float:
+            if x.literal is not None and y.literal is not None:
+                return self.like(x, (min if name == "min" else max)(x.literal, y.literal))
             return self._intrinsic(("s" if x.dtype.signed else "u") + name, x.type, x, y)
         chosen = self.select(self._compare(word, y, x), y, x)
         return self.select(self.isnan(y if nan_wins else x), y, chosen)
@@ -132,6 +136,8 @@ class Arithmetic(Writer):
     def _compare(self, word: str, a: Value, b: Value) -> Value:
         """With NaN only `ne` is true."""
         dtype = a.type.dtype
+        if a.literal is not None and b.literal is not None:
+            return self.constant(b8, _COMPARISONS[word](_exact(a), _exact(b)), a.type.lanes)
         if dtype.is_float:
             predicate = "fcmp une" if word == "ne" else f"fcmp o{word}"
         elif word in ("eq", "ne"):
@@ -141,6 +147,8 @@ class Arithmetic(Writer):
         return self._binary(predicate, a, b, vector(b8, a.type.lanes))
 
     def isnan(self, a: Value) -> Value:
+        if a.literal is not None:
+            return self.constant(b8, a.literal != a.literal, a.type.lanes)
         return self._binary("fcmp uno", a, a, vector(b8, a.type.lanes))
 
     def isinf(self, a: Value) -> Value:
@@ -167,16 +175,28 @@ class Arithmetic(Writer):
     # ---- bits
 
     def and_(self, a: Operand, b: Operand) -> Value:
-        return self._both("and", a, b)
+        return self._bitwise("and", a, b)
 
     def or_(self, a: Operand, b: Operand) -> Value:
-        return self._both("or", a, b)
+        return self._bitwise("or", a, b)
 
     def xor(self, a: Operand, b: Operand) -> Value:
-        return self._both("xor", a, b)
+        return self._bitwise("xor", a, b)
 
     def not_(self, a: Value) -> Value:
-        return self._binary("xor", a, self.like(a, True if a.dtype.is_bool else -1))
+        return self._bitwise("xor", a, self.like(a, True if a.dtype.is_bool else -1))
+
+    def _bitwise(self, word: str, a: Operand, b: Operand) -> Value:
+        x, y = self.match(a, b)
+        if x.literal is not None and y.literal is not None:
+            made = _BITWISE[word](int(x.literal), int(y.literal))
+            return self.like(x, bool(made) if x.dtype.is_bool else wrapped(x.dtype, made))
+        if x.dtype.is_bool and word != "xor":
+            # A truth value that is known decides, or says nothing.
+            for known, other in ((x, y), (y, x)):
+                if known.literal is not None:
+                    return other if known.literal == (word == "and") else self.like(other, word == "or")
+        return self._binary(word, x, y)
 
     def popcount(self, a: Value) -> Value:
         return self._intrinsic("ctpop", a.type, a)
@@ -195,6 +215,8 @@ class Arithmetic(Writer):
         """Any count, as if there were sign bits, or without a sign zeros, without end."""
         x, count = self.match(a, b)
         bits = x.dtype.bits
+        if x.literal is not None and count.literal is not None and 0 <= count.literal < bits:
+            return self.like(x, int(x.literal) >> int(count.literal))
         if x.dtype.signed:
             if count.literal is not None:
                 return self._binary("ashr", x, self.like(x, count.literal if 0 <= count.literal < bits else bits - 1))
@@ -273,6 +295,8 @@ class Arithmetic(Writer):
         return self._over_ways_and_lanes("and", "eq", mask, lambda bits: -1)
 
     def _over_ways_and_lanes(self, word: str, test: str, mask: Value, against: Callable[[int], int]) -> Value:
+        if mask.literal is not None:
+            return self.constant(b8, mask.literal)
         names = list(mask.names)
         while len(names) > 1:
             pairs = zip(names[::2], names[1::2], strict=False)
@@ -293,3 +317,9 @@ class Arithmetic(Writer):
         if lanes < 64:
             names = [self._line(f"zext i{lanes} {name} to i64") for name in names]
         return Value(scalar(i64), tuple(names))
+
+
+def _exact(value: Value) -> bool | int | float:
+    """The number that a literal is in its type: f32 rounds."""
+    assert value.literal is not None
+    return single(value.literal) if value.dtype is f32 else value.literal

@@ -101,6 +101,11 @@ class Control(Convert):
     @contextmanager
     def if_(self, condition: Value, otherwise: Sequence[Value] = (), *, unlikely: bool = False) -> Iterator[Branch]:
         """Runs what is inside if the scalar condition holds. Results: what was given, or else `otherwise`."""
+        if condition.literal:
+            branch = Branch()
+            yield branch
+            branch.results = branch.given
+            return
         before, inside, after = self._function.block, self._new_label(), self._new_label()
         assert before is not None
         self._branch(condition, inside, after, unlikely=unlikely)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ferrite.loops.dtypes import DType, b8, bf16, f16, f32, f64, i16, i32, i64, u8
 from ferrite.native.builder.arithmetic import Arithmetic
-from ferrite.native.builder.values import Value, u32, vector
+from ferrite.native.builder.values import Value, u32, vector, wrapped
 from ferrite.native.builder.writer import Operand
 
 
@@ -111,14 +111,26 @@ class Convert(Arithmetic):
 
     def floordiv(self, a: Operand, b: Operand) -> Value:
         x, y = self.match(a, b)
+        if x.literal is not None and y.literal:
+            return self.like(x, wrapped(x.dtype, int(x.literal) // int(y.literal)))
         shift = power_of_two(y)
         return self.shr(x, shift) if shift is not None else self._quotient(x, y, down=True)
 
     def floormod(self, a: Operand, b: Operand) -> Value:
         x, y = self.match(a, b)
+        if x.literal is not None and y.literal:
+            return self.like(x, int(x.literal) % int(y.literal))
         if power_of_two(y) is not None:
             return self.and_(x, int(y.literal or 0) - 1)
         return self.sub(x, self.mul(self._quotient(x, y, down=True), y))
+
+    def split(self, count: Value, size: Operand) -> tuple[Value, Value]:
+        """Quotient and rest of integers that are never negative, by one that is never 0: the plain division."""
+        x, y = self.match(count, size)
+        if y.literal is not None and (x.literal is not None or power_of_two(y) is not None):
+            return self.floordiv(x, y), self.floormod(x, y)
+        quotient = self._binary("udiv", x, y)
+        return quotient, self.sub(x, self.mul(quotient, y))
 
     def integer_truncmod(self, a: Operand, b: Operand) -> Value:
         """C's remainder: the sign of a."""

@@ -12,7 +12,7 @@ from typing import TypeAlias, overload
 
 from ferrite.errors import Malformed
 from ferrite.loops.dtypes import DType
-from ferrite.native.builder.values import Type, Value, mangled, number_text, pointer, scalar, vector
+from ferrite.native.builder.values import Type, Value, mangled, number_text, pointer, scalar, vector, wrapped
 from ferrite.native.target import Target
 
 Operand: TypeAlias = "Value | int | float"
@@ -28,6 +28,7 @@ class _Function:
         self.lines: list[str] = []
         self.values = 0
         self.blocks = 0
+        self.splats: dict[tuple[str | None, Type, int, Names], Value] = {}
         self.block: str | None = "entry"  # None: the last block has ended and nothing can be reached
 
 
@@ -207,6 +208,8 @@ class Writer:
 
     def constant(self, dtype: DType, number: bool | int | float, lanes: int = 1) -> Value:
         """The same number in all lanes."""
+        if dtype.is_int:
+            number = wrapped(dtype, int(number))
         text = number_text(dtype, number)
         type = vector(dtype, lanes)
         return Value(type, (text if lanes == 1 else f"splat ({type.element} {text})",), number)
@@ -232,6 +235,14 @@ class Writer:
             return value
         if value.literal is not None:
             return self.constant(value.type.dtype, value.literal, lanes)
+        # Kept until the block ends: what is written after it need not come by here.
+        key = (self._function.block, value.type, lanes, value.names)
+        made = self._function.splats.get(key)
+        if made is None:
+            made = self._function.splats[key] = self._spread_over(value, lanes)
+        return made
+
+    def _spread_over(self, value: Value, lanes: int) -> Value:
         type = vector(value.type.dtype, lanes)
         names = []
         for name in value.names:
