@@ -104,7 +104,10 @@ class CompiledGraph:
 
 
 def _callable(path: str) -> Any:
-    """What generated code calls: for a plain operator what its Python wrapper would call, one frame less."""
+    """What generated code calls: for a plain operator what its Python wrapper would call, one frame less. Memory is
+    allocated by the function of torch's own binding, which takes a fifth of the time."""
+    if path == "aten.empty_strided.default":
+        return torch.empty_strided
     found = resolve(path)
     return found._op if type(found) is OpOverload else found
 

@@ -6,7 +6,7 @@ import ctypes
 import os
 import re
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from pathlib import Path
@@ -23,6 +23,7 @@ from ferrite.loops.rewrite import can_raise
 Kernel = Callable[..., None]
 
 LINE = 64  # bytes: where a local starts, no other one ends
+FEWEST_KERNELS = 2  # of a module: starting a thread for less does not pay
 
 
 @dataclass(frozen=True)
@@ -40,20 +41,30 @@ def kernels_of(programs: Sequence[Program], executor: str) -> Kernels:
 
 
 def native_kernels(programs: Sequence[Program]) -> Kernels:
-    """Machine code. A program that native code refuses is run by the oracle."""
+    """Machine code, of as many modules as threads make objects at once: each kernel is in one of them. A program that
+    native code refuses is run by the oracle."""
     from ferrite.native import build, emit, target  # LLVM is loaded by the first graph that has kernels
 
     host = target.host()
-    emitted = emit.emit(programs, host)
+    workers = max(min(torch.get_num_threads(), len(programs) // FEWEST_KERNELS, build.MOST_WORKERS), 1)
+    modules: list[Any] = []
+
+    def texts() -> Iterator[str]:
+        for number in range(workers):
+            modules.append(emit.emit(programs[number::workers], host))
+            yield modules[-1].text
+
+    objects = build.build_all(texts(), host, workers)
+    names = {name for module in modules for name in module.names}
+    externals = {name for module in modules for name in module.externals}
+    ours = {name: address for name, address in openmp().items() if name in externals}
+    others = build.library_addresses(name for name in externals if name not in ours)
+    library = build.load(objects, names, ours | others)
     kernels = {program.name: oracle_kernel(program) for program in programs}
-    if emitted.names:
-        ours = {name: address for name, address in openmp().items() if name in emitted.externals}
-        others = build.library_addresses(name for name in emitted.externals if name not in ours)
-        library = build.load([build.build(emitted.text, host)], emitted.names, ours | others)
-        for program in programs:
-            if program.name in emitted.names:
-                kernels[program.name] = _native_kernel(program, library, kernels[program.name])
-    return Kernels(kernels, emitted.refused)
+    for program in programs:
+        if program.name in names:
+            kernels[program.name] = _native_kernel(program, library, kernels[program.name])
+    return Kernels(kernels, {name: why for module in modules for name, why in module.refused.items()})
 
 
 def _native_kernel(program: Program, library: Any, explain: Kernel) -> Kernel:

@@ -20,15 +20,15 @@ from torch.fx import GraphModule, Node
 
 from ferrite.errors import Unsupported
 from ferrite.graph.names import name_of
-from ferrite.graph.query import attribute, family, source_place, written_arguments
+from ferrite.graph.query import attribute, family, source_line, source_place, written_arguments
 from ferrite.graph.text import show_type, type_of_list
 from ferrite.host.lowered import Body, Lowered
-from ferrite.host.nodes import Call, Constant, Input, Launch
+from ferrite.host.nodes import Call, Constant, Input, Launch, Origin
 from ferrite.loops.dtypes import i64
 from ferrite.loops.index import Axis, Index, known_equal, of_atom
 from ferrite.loops.kernel import kernel_of
-from ferrite.loops.nodes import Buffer, Load, Nest, Program, Store
-from ferrite.loops.rewrite import replace_buffers, walk
+from ferrite.loops.nodes import Assert, Buffer, Checked, Load, Nest, Program, Require, Store
+from ferrite.loops.rewrite import Tree, can_raise, replace_buffers, walk
 from ferrite.loops.shapes import contiguous_strides
 from ferrite.lower.host_sizes import HostSizes
 from ferrite.lower.library import library_of
@@ -135,6 +135,7 @@ class _Value:
     is_promised: bool = False  # an eager op made it, with the strides that tracing promised, or with others
     is_doubtful: bool = False  # its strides, and those of what follows from it, are known to eager only
     root: _Value | None = None  # whose memory a view shares
+    origins: tuple[Origin, ...] = ()  # the ops whose checks the expression holds
 
     @property
     def fake(self) -> Any:
@@ -238,9 +239,21 @@ class _OneGraph:
     def _lazy(self, node: Node, tensor: Tensor, part: int | None = None, root: _Value | None = None) -> _Value:
         """A value that is an expression for now."""
         value = _Value(node, tensor=tensor, part=part, root=root)
+        if value.cost.can_raise:
+            value.origins = self._origins(node, (tensor.body,))
         for name in value.cost.buffers:
             self.lazy_readers[name].append(value)
         return value
+
+    def _origins(self, node: Node, made: Sequence[Tree]) -> tuple[Origin, ...]:
+        """The ops whose checks are in what became of a node: those of the expressions that it reads, and the node
+        itself if there are more checks now. They are told apart by what they say, which no pass rewrites."""
+        read = [value for value in map(self.values.get, node.all_input_nodes) if isinstance(value, _Value)]
+        lazy = [value for value in read if value.is_lazy]
+        own = _checks(made) - _checks([value.tensor.body for value in lazy if value.tensor is not None])
+        line, op = source_line(node), name_of(node.target) or node.name
+        inherited = (origin for value in lazy for origin in value.origins)
+        return tuple(dict.fromkeys((*inherited, *(Origin(op, line, message) for message in own))))
 
     def _buffer(self, name: str, fake: torch.Tensor) -> Buffer:
         sizes = tuple(self.shared.sizes.index(extent) for extent in fake.shape)
@@ -460,6 +473,7 @@ class _OneGraph:
         """Give tensors memory, with the strides of eager, and fill them: one kernel for all with the same box."""
         buffers: list[Buffer] = []
         stores: dict[tuple[Axis, ...], list[Store]] = {}
+        origins: dict[tuple[Axis, ...], dict[Origin, None]] = {}
         for value in values:
             assert value.tensor is not None
             name = value.node.name
@@ -468,10 +482,13 @@ class _OneGraph:
             buffers.append(self._buffer(name, value.fake))
             here = value.tensor.axes
             stores.setdefault(here, []).append(Store(buffers[-1], points(here), value.tensor.body))
+            origins.setdefault(here, {}).update(dict.fromkeys(value.origins))
         for axes, body in stores.items():
-            self._launch((Nest(axes, tuple(body)),), tuple(store.buffer for store in body), values[0].node)
+            nest, results = Nest(axes, tuple(body)), tuple(store.buffer for store in body)
+            self._launch((nest,), results, values[0].node, tuple(origins[axes]))
         for value, buffer in zip(values, buffers, strict=True):
             value.host, value.tensor, value.is_view, value.root = buffer.name, of_buffer(buffer), False, None
+            value.origins = ()
             self.names_of[value].append(buffer.name)
 
     def _build(self, node: Node, built: Built, several: bool) -> Any:
@@ -480,16 +497,19 @@ class _OneGraph:
         names = [self.shared.fresh(f"{node.name}_{n}") for n in range(len(fakes))] if several else [node.name]
         buffers = tuple(self._buffer(name, fake) for name, fake in zip(names, fakes, strict=True))
         named = dict(zip(built.results, buffers, strict=True))
-        self._launch(tuple(replace_buffers(nest, named) for nest in built.nests), buffers, node)
+        origins = self._origins(node, built.nests) if any(map(can_raise, built.nests)) else ()
+        self._launch(tuple(replace_buffers(nest, named) for nest in built.nests), buffers, node, origins)
         values = tuple(_Value(node, buffer.name, of_buffer(buffer)) for buffer in buffers)
         for value, name in zip(values, names, strict=True):
             self.names_of[value].append(name)
         return values if several else values[0]
 
-    def _launch(self, nests: tuple[Nest, ...], results: tuple[Buffer, ...], node: Node) -> None:
+    def _launch(
+        self, nests: tuple[Nest, ...], results: tuple[Buffer, ...], node: Node, origins: tuple[Origin, ...]
+    ) -> None:
         """Allocate the results, and call the kernel that these nests make."""
         allocations = [self._allocation(buffer, node) for buffer in results]
-        launch = self._kernel(nests, results, node)
+        launch = self._kernel(nests, results, node, origins)
         self.steps += [*allocations, launch]
 
     def _allocation(self, buffer: Buffer, node: Node) -> Call:
@@ -499,7 +519,13 @@ class _OneGraph:
         return Call(buffer.name, "aten.empty_strided.default", (sizes, strides), kind, source_place(node))
 
     def _kernel(
-        self, nests: tuple[Nest, ...], written: tuple[Buffer, ...], node: Node, *, in_place: bool = False
+        self,
+        nests: tuple[Nest, ...],
+        written: tuple[Buffer, ...],
+        node: Node,
+        origins: tuple[Origin, ...],
+        *,
+        in_place: bool = False,
     ) -> Launch:
         """A call of the kernel that these nests make; equal kernels are one."""
         program, buffers = kernel_of(nests, written, in_place=written if in_place else ())
@@ -507,7 +533,7 @@ class _OneGraph:
         name = self.shared.kernels.get(program)
         if name is None:
             name = self.shared.kernels[program] = self.shared.fresh(f"kernel_{len(self.shared.kernels)}")
-        return Launch(name, tuple(b.name for b in buffers), sizes, source_place(node))
+        return Launch(name, tuple(b.name for b in buffers), sizes, source_place(node), origins)
 
     # ---- writing to memory that exists
 
@@ -528,7 +554,7 @@ class _OneGraph:
         self._store_readers_of(target, but=source)
         value = cast(expand(source.tensor, buffer.sizes).body, buffer.dtype)
         nest = Nest(axes, (Store(buffer, points(axes), value),))
-        self.steps.append(self._kernel((nest,), (buffer,), node, in_place=True))
+        self.steps.append(self._kernel((nest,), (buffer,), node, source.origins, in_place=True))
         return _Value(node, target.host, target.tensor, root=target)
 
     def _reads_only_here(self, source: _Value, target: _Value, axes: tuple[Axis, ...]) -> bool:
@@ -642,6 +668,12 @@ def _draw_seeds(name: str, count: int) -> Call:
 
 
 # ---- nodes
+
+
+def _checks(made: Sequence[Tree]) -> Counter[str]:
+    """What the checks in it say; one that occurs twice counts once."""
+    nodes = {node for each in made for node in walk(each) if isinstance(node, (Checked, Require, Assert))}
+    return Counter(sorted(node.message for node in nodes))
 
 
 def _row_of(op: Any) -> Row | None:

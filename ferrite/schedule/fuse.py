@@ -281,7 +281,8 @@ def _launch(group: _Group, written: tuple[Buffer, ...], kernels: _Kernels) -> La
         sizes |= dict(zip(part.size_names, part.launch.sizes, strict=True))
     source = ", ".join(dict.fromkeys(part.launch.source for part in group.parts if part.launch.source))
     given = tuple(sizes[size.name] for size in program.sizes)
-    return Launch(kernels.name(program), tuple(buffer.name for buffer in buffers), given, source)
+    origins = tuple(dict.fromkeys(origin for part in group.parts for origin in part.launch.origins))
+    return Launch(kernels.name(program), tuple(buffer.name for buffer in buffers), given, source, origins)
 
 
 def _one_loop(nests: tuple[Nest, ...]) -> Loop | None:

@@ -145,7 +145,7 @@ def threads() -> Iterator[Callable[[int], None]]:
 @notes
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case[0].__name__)
 def test_type_words_and_place_of_an_error(case: Case) -> None:
-    function, good, bad, _ = case
+    function, good, bad, op = case
     compiled = torch.compile(function, backend="ferrite", fullgraph=True, options=NATIVE)
     expected = function(*good)
     torch.testing.assert_close(compiled(*copies(good)), expected)
@@ -154,7 +154,8 @@ def test_type_words_and_place_of_an_error(case: Case) -> None:
     assert runs_as_machine_code()
     assert type(found) is type(eager)
     assert str(found) == str(eager)
-    assert "test_native_errors.py:" in note_of(found)
+    assert op in note_of(found)
+    assert f"test_native_errors.py:{function.__code__.co_firstlineno + 1}: " in note_of(found)
     torch.testing.assert_close(compiled(*copies(good)), expected)
 
 
@@ -177,6 +178,36 @@ def test_in_a_parallel_kernel(count: int, place: int, threads: Callable[[int], N
 
 
 @notes
+def test_of_several_ops_the_one_that_says_it_is_named() -> None:
+    def function(n: Tensor, m: Tensor) -> Tensor:
+        a = F.embedding(n, TABLE)
+        b = TABLE[m]
+        return a + b
+
+    compiled = torch.compile(function, backend="ferrite", fullgraph=True, options=NATIVE)
+    good, bad = torch.tensor([1, 2]), torch.tensor([1, 9])
+    first = function.__code__.co_firstlineno
+    note = note_of(error_of(compiled, bad, good))
+    assert "aten.embedding.default" in note
+    assert f"test_native_errors.py:{first + 1}: a = F.embedding(n, TABLE)" in note
+    note = note_of(error_of(compiled, good, bad))
+    assert "aten.index.Tensor" in note
+    assert f"test_native_errors.py:{first + 2}: b = TABLE[m]" in note
+
+
+@notes
+def test_ops_that_say_the_same_are_all_named() -> None:
+    def function(n: Tensor, m: Tensor) -> Tensor:
+        a = TABLE[n]
+        return a + TABLE[m]
+
+    compiled = torch.compile(function, backend="ferrite", fullgraph=True, options=NATIVE)
+    note = note_of(error_of(compiled, torch.tensor([1, 2]), torch.tensor([1, 9])))
+    first = function.__code__.co_firstlineno
+    assert [f"test_native_errors.py:{first + line}: " in note for line in (1, 2)] == [True, True]
+
+
+@notes
 def test_inside_a_branch() -> None:
     def function(x: Tensor, n: Tensor) -> Tensor:
         return torch.cond(x.sum() > 0, lambda x, n: x[n] * 2, lambda x, n: x[n] * 3, (x, n))
@@ -185,7 +216,8 @@ def test_inside_a_branch() -> None:
     assert torch.equal(compiled(torch.ones(4), torch.tensor([3])), torch.tensor([2.0]))
     error = error_of(compiled, torch.ones(4), torch.tensor([4]))
     assert type(error) is IndexError
-    assert f"test_native_errors.py:{function.__code__.co_firstlineno + 1}" in note_of(error)
+    assert "aten.index.Tensor" in note_of(error)
+    assert f"test_native_errors.py:{function.__code__.co_firstlineno + 1}: " in note_of(error)
 
 
 def test_an_assert_shows_its_op_and_line() -> None:

@@ -229,6 +229,45 @@ def test_statistics(correction: float) -> None:
     assert_same(statistics, x.bfloat16(), exact=False)
 
 
+@pytest.mark.parametrize("executor", ["oracle", "native"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, *HALVES])
+def test_means_of_infinite_elements(executor: str, dtype: torch.dtype) -> None:
+    """One infinity at any place, then others. Eager's running means are infinite only after the last element."""
+    x = torch.linspace(-1, 1, 21).repeat(26, 1).to(dtype)
+    x.fill_diagonal_(INF)
+    x[21, 20] = -INF
+    x[22, :2] = INF
+    x[23, 19:] = INF
+    x[24, 20], x[25, 5] = NAN, NAN
+
+    def statistics(v: torch.Tensor) -> Any:
+        return (
+            *torch.var_mean(v, 1),
+            *torch.std_mean(v.t(), 0, keepdim=True),
+            *torch.var_mean(v[:7].view(7, 3, 7), (0, 2)),
+            *torch.std_mean(v[20:21]),
+            *torch.var_mean(v[0, 0], correction=0),
+            *aten.native_layer_norm(v[:7, :10], (10,), None, None, 1e-5),
+            *aten.native_batch_norm(v, None, None, None, None, True, 0.1, 1e-5)[1:],
+        )
+
+    compiled = torch.compile(statistics, backend="ferrite", options={"executor": executor, "strict": True})
+    torch.testing.assert_close(compiled(x), statistics(x), equal_nan=True)
+    assert not fallbacks()
+
+
+@pytest.mark.parametrize("executor", ["oracle", "native"])
+def test_a_batch_norm_whose_sums_overflow(executor: str) -> None:
+    """Eager sums bf16 in f32, as we do. It sums f32 in f64 if the channels are contiguous, which we do not follow."""
+    x = torch.linspace(-1, 1, 16).reshape(2, 1, 8).bfloat16()
+    x[0, 0, 2:4] = torch.finfo(x.dtype).min
+    function = torch.nn.functional.instance_norm
+    compiled = torch.compile(function, backend="ferrite", options={"executor": executor, "strict": True})
+    expected = function(x)
+    assert expected[0].isnan().all()
+    torch.testing.assert_close(compiled(x), expected, equal_nan=True)
+
+
 def test_position_of_the_greatest_counts_all_elements() -> None:
     x = torch.tensor([[1.0, 5.0], [5.0, 2.0], [NAN, 0.0]])
     assert_same(lambda v: (v[:2].argmax(), v.argmax(), v[:2].argmin(), v.argmax(None, True)), x)
@@ -254,6 +293,12 @@ def test_scans() -> None:
     assert_same(lambda v: v.cumsum(0, dtype=torch.int64), torch.tensor([1.5, 1.5]))
     for empty in EMPTY:
         assert_same(lambda v: (v.cumsum(0), v.cummax(1)), empty)
+
+
+@pytest.mark.parametrize("name", ["cumsum", "cumprod", "logcumsumexp"])
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
+def test_scans_of_negative_zeros(name: str, dtype: torch.dtype) -> None:
+    assert_same(lambda v: getattr(v, name)(0), torch.tensor([[-0.0, -0.0], [-0.0, 0.0], [0.0, -0.0]], dtype=dtype))
 
 
 def test_scans_of_single_numbers() -> None:
