@@ -63,11 +63,12 @@ def native_kernels(programs: Sequence[Program]) -> Kernels:
     kernels = {program.name: oracle_kernel(program) for program in programs}
     for program in programs:
         if program.name in names:
-            kernels[program.name] = _native_kernel(program, library, kernels[program.name])
+            spared = next(module.spared[program.name] for module in modules if program.name in module.spared)
+            kernels[program.name] = _native_kernel(program, library, kernels[program.name], spared)
     return Kernels(kernels, {name: why for module in modules for name, why in module.refused.items()})
 
 
-def _native_kernel(program: Program, library: Any, explain: Kernel) -> Kernel:
+def _native_kernel(program: Program, library: Any, explain: Kernel, spared: frozenset[str]) -> Kernel:
     """Calls the code. If a check in it fails, memory that the kernel writes in place is put back as it was, as eager
     would not have touched it yet, and `explain` runs the same program and raises what eager would.
 
@@ -79,7 +80,7 @@ def _native_kernel(program: Program, library: Any, explain: Kernel) -> Kernel:
     entry.library = library  # type: ignore[attr-defined]
     pack_addresses = struct.Struct(f"{count + len(program.locals)}P").pack
     pack_sizes = struct.Struct(f"{len(program.sizes)}q").pack
-    places_of_locals = _places_of_locals(program) if program.locals else None
+    places_of_locals = _places_of_locals(program, spared) if program.locals else None
     kept = _to_put_back(program)
 
     def run(*arguments: Any) -> None:
@@ -107,7 +108,7 @@ def _to_put_back(program: Program) -> tuple[int, ...]:
     return tuple(n for n, parameter in enumerate(program.parameters) if parameter.role == "inout")
 
 
-def _places_of_locals(program: Program) -> Callable[[tuple[int, ...]], list[int]]:
+def _places_of_locals(program: Program, spared: frozenset[str]) -> Callable[[tuple[int, ...]], list[int]]:
     """Where each local starts in one piece of memory for all of them, and the length of it, by the sizes of a call."""
 
     @lru_cache(maxsize=64)
@@ -115,7 +116,8 @@ def _places_of_locals(program: Program) -> Callable[[tuple[int, ...]], list[int]
         known: dict[Atom, int] = dict(zip(program.sizes, map(int, sizes), strict=True))
         found = [0]
         for buffer in program.locals:
-            length = evaluate(product(buffer.sizes), known) * buffer.dtype.bytes
+            wanted = 0 if buffer.name in spared else evaluate(product(buffer.sizes), known)
+            length = wanted * buffer.dtype.bytes
             found.append(found[-1] + -(-length // LINE) * LINE)
         return found
 

@@ -24,7 +24,7 @@ from ferrite.native.reduce import Reducer
 from ferrite.native.scan import emit_scan
 from ferrite.native.scope import Groups, Lanes, Scope, fitting_ways
 from ferrite.native.target import Target
-from ferrite.schedule.arrange import Loop, arrange
+from ferrite.schedule.arrange import Arrangement, Loop, arrange, row_length
 from ferrite.schedule.shape import Shape, is_independent, reductions_in, shape_of
 
 I32: Type = scalar(i32)
@@ -38,34 +38,37 @@ LAUNCH, PART = "launch", "part_of_a_team"  # functions that every module has
 
 @dataclass(frozen=True)
 class Emitted:
-    """The module, the programs that are in it, those that are not and why, and what the code calls from outside."""
+    """The module, the programs that are in it, those that are not and why, and what the code calls from outside.
+    `spared`: for each program the names of locals that need no memory from the caller."""
 
     text: str
     names: tuple[str, ...]
     refused: dict[str, str]
     externals: tuple[str, ...]
+    spared: dict[str, frozenset[str]]
 
 
 def emit(programs: Sequence[Program], target: Target) -> Emitted:
     """One module for all programs; one with something that native code cannot do yet is left out."""
     b = Builder(target)
     _write_launch(b)
-    names, refused = [], {}
+    names, refused, spared = [], {}, {}
     for program in programs:
         try:
-            _emit_one(b, program)
+            spared[program.name] = _emit_one(b, program)
             names.append(program.name)
         except Unsupported as refusal:
             refused[program.name] = refusal.title
-    return Emitted(b.text(), tuple(names), refused, tuple(b.externals))
+    return Emitted(b.text(), tuple(names), refused, tuple(b.externals), spared)
 
 
-def _emit_one(b: Builder, program: Program) -> None:
+def _emit_one(b: Builder, program: Program) -> frozenset[str]:
     arrangement = arrange(program)
-    works = [_Work(b, program, n, loop, arrangement.registers) for n, loop in enumerate(arrangement.loops)]
+    works = [_Work(b, program, n, loop, arrangement) for n, loop in enumerate(arrangement.loops)]
     for work in works:
         work.write()
     _write_entry(b, program, works)
+    return frozenset(buffer.name for buffer in arrangement.registers | arrangement.rows)
 
 
 def _write_launch(b: Builder) -> None:
@@ -110,8 +113,9 @@ def _write_entry(b: Builder, program: Program, works: list[_Work]) -> None:
 class _Work:
     """One tree of loops: the function that does a range of its units, and the call of it from one or many threads."""
 
-    def __init__(self, b: Builder, program: Program, number: int, loop: Loop, registers: frozenset[Buffer]) -> None:
-        self.b, self.program, self.loop, self.registers = b, program, loop, registers
+    def __init__(self, b: Builder, program: Program, number: int, loop: Loop, arrangement: Arrangement) -> None:
+        self.b, self.program, self.loop = b, program, loop
+        self.registers, self.rows = arrangement.registers, arrangement.rows
         self.name = f"{program.name}_{number}"
         self.statements = [*loop.statements()]
         self.shape = self._shape(loop)
@@ -142,6 +146,8 @@ class _Work:
 
     @property
     def stretch(self) -> int:
+        if self.shape.is_single:
+            return self.shape.ways
         return COLUMNS if self.shape.outer else STRETCH
 
     def units(self, evaluator: Reducer, scope: Scope) -> Value:
@@ -170,8 +176,9 @@ class _Work:
             b.call(f"@{LAUNCH}", None, work, buffers, sizes, error, units, team)
 
     def _inner_work(self) -> Index:
-        """Elements that one point of the outer loops touches, by its longest reduction or inner loop."""
+        """Elements that one point of the outer loops touches, by its longest reduction, scan or inner loop."""
         inner = [reduction.axes for statement in self.statements for reduction in reductions_in(statement)]
+        inner += [(statement.axis,) for statement in self.statements if isinstance(statement, (Scan, FoldScan))]
         inner += [part.axes for part in self.loop.body if isinstance(part, Loop)]
         longest = constant(1)
         for axes in inner:
@@ -191,6 +198,8 @@ class _Work:
             used = {access.buffer for statement in self.statements for access in accesses(statement)} - self.registers
             order = [p.buffer for p in self.program.parameters] + list(self.program.locals)
             addresses = {buffer: b.load(pointer, buffers, n) for n, buffer in enumerate(order) if buffer in used}
+            rows = sorted(used & self.rows, key=lambda row: row.name)
+            addresses |= {row: b.slot(scalar(row.dtype), row_length(row)) for row in rows}
 
             def fail() -> None:
                 b.store(b.constant(i64, 1), error)
@@ -249,7 +258,7 @@ class _Work:
         """Whole groups of vectors, then what is left, a vector at a time; under a mask if it may be less than one."""
         b, axis = self.b, shape.vector
         assert axis is not None
-        lanes = max(b.target.vector_bytes // shape.width, 1)
+        lanes = shape.lanes(b.target.vector_bytes)
         self._hoist(loop, scope, axis)
         groups = Groups(axis.extent, lanes, fitting_ways(axis.extent, lanes, shape.ways))
         whole = stop if groups.left == 0 else b.sub(stop, b.split(b.sub(stop, start), groups.size)[1])
@@ -269,7 +278,7 @@ class _Work:
         """As many rows at once as there are lanes. What has gaps between lanes is read along the rows, and turned."""
         b, row, column = self.b, shape.outer[-1], shape.vector
         assert column is not None
-        lanes = min(max(b.target.vector_bytes // shape.width, 1), MOST_ROWS)
+        lanes = min(shape.lanes(b.target.vector_bytes), MOST_ROWS)
         self._hoist(loop, scope, row)
         with b.loop(0, row.extent.constant, lanes) as down:
             down.next()

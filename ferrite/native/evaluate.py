@@ -46,6 +46,7 @@ from ferrite.loops.nodes import (
     Select,
 )
 from ferrite.loops.operations import OPERATIONS
+from ferrite.loops.rewrite import walk
 from ferrite.loops.shapes import linear
 from ferrite.native.builder import Builder, Value, u32, u64
 from ferrite.native.math import FUNCTIONS
@@ -200,7 +201,8 @@ class Evaluator:
     # ---- conditions
 
     def _guarded(self, node: Guarded, scope: Scope) -> Value:
-        """Lanes where the condition fails are left alone; a condition for all lanes is a branch."""
+        """Lanes where the condition fails are left alone. A condition for all lanes is a branch, and so is one for each
+        if a reduction depends on it: where no lane asks, it is not computed."""
         condition = self.value(node.condition, scope)
         otherwise = self.value(node.otherwise, scope)
         if condition.literal is not None:
@@ -213,7 +215,12 @@ class Evaluator:
                 branch.give(self.spread(inside, scope) if varies else inside)
             return branch.results[0]
         mask = condition if scope.mask is None else self.b.and_(scope.mask, condition)
-        return self._select(condition, self.value(node.value, scope.inner(mask=mask)), otherwise)
+        if not any(isinstance(part, (Reduce, Fold)) for part in walk(node.value)):
+            return self._select(condition, self.value(node.value, scope.inner(mask=mask)), otherwise)
+        rest = self.spread(otherwise, scope)
+        with self.b.if_(self.b.any(mask), (rest,), unlikely=True) as branch:
+            branch.give(self._select(condition, self.value(node.value, scope.inner(mask=mask)), rest))
+        return branch.results[0]
 
     def require(self, condition: Value, scope: Scope) -> None:
         """Leave the kernel if the condition fails in a lane that counts."""

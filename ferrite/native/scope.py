@@ -51,7 +51,7 @@ class Groups:
     @property
     def are_vectors_left(self) -> bool:
         """Whether what is left is known to be whole vectors."""
-        return self.left is not None and self.left % self.lanes == 0
+        return self.lanes == 1 or (self.left is not None and self.left % self.lanes == 0)
 
 
 def fitting_ways(extent: Index, lanes: int, most: int) -> int:

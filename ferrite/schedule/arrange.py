@@ -4,7 +4,8 @@
     for i, j in box(512, 768): y[i, j] = x[i, j] - m[i]          ->       m[i] = sum(x[i, k] for k in box(768))
                                                                           for j in box(768): y[i, j] = x[i, j] - m[i]
 
-A row is read once into the cache, and `m[i]` stays in a register if nobody else wants it.
+A row is read once into the cache, and `m[i]` stays in a register if nobody else wants it. A local that is used row by
+row, and nowhere else, needs memory for one row only, which every thread has for itself and which stays in the cache.
 
 Law: two nests may share an axis if, wherever both touch a buffer and one of them writes, some dimension of it is
 indexed by that axis alone in both: what a point of the shared loop touches, no other point touches. Inside of a point
@@ -16,17 +17,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ferrite.loops.access import Access, accesses, axis_at
-from ferrite.loops.index import Axis, Index, free_axes, known_equal, of_atom, product
+from ferrite.loops.access import Access, accesses, axis_at, written_by
+from ferrite.loops.index import Axis, Data, Index, constant, free_atoms, free_axes, known_equal, of_atom, product
 from ferrite.loops.nodes import Buffer, Nest, Program, Statement, Store
 from ferrite.loops.passes.merge_axes import Joins, merged, merged_in_reductions
-from ferrite.loops.rewrite import fresh_name, names_in, substitute_axes
+from ferrite.loops.rewrite import fresh_name, names_in, replace_buffers, substitute_axes
 from ferrite.loops.text import show
 from ferrite.schedule.shape import best_axis, is_independent, places_of, reductions_in
 
 MOST_STATEMENTS = 24  # of one tree: more of them need more registers and more time to compile
 FEW_POINTS = 16  # outer points that cannot keep threads busy ...
 MUCH_WORK = 1 << 17  # ... on this many inner ones
+LONGEST_ROW = 1 << 14  # bytes: half of the first cache, on the stack of a thread
 
 
 @dataclass(frozen=True)
@@ -50,13 +52,16 @@ class Loop:
 
 @dataclass(frozen=True)
 class Arrangement:
-    """Trees of loops, which run one after the other. `registers`: locals that need no memory."""
+    """Trees of loops, which run one after the other. `registers`: locals that need no memory. `rows`: locals of which
+    one row is kept, at the same place for all points of the outer loops; each stands for the program's of its name."""
 
     loops: tuple[Loop, ...]
     registers: frozenset[Buffer]
+    rows: frozenset[Buffer] = frozenset()
 
     def text(self) -> str:
         lines = [f"{buffer.name} = register({buffer.dtype.name})" for buffer in sorted(self.registers, key=_by_name)]
+        lines += [f"{buffer.name} = row({row_length(buffer)})" for buffer in sorted(self.rows, key=_by_name)]
         for loop in self.loops:
             lines += _lines(loop)
         return "\n".join(lines)
@@ -77,7 +82,8 @@ def arrange(program: Program) -> Arrangement:
             loops.append(Loop(nest.axes, nest.body))
     joins = Joins(frozenset(names_in(program)))
     whole = tuple(_with_merged_axes(loop, joins) for loop in loops)
-    return Arrangement(whole, registers_in(whole, program.locals))
+    registers = registers_in(whole, program.locals)
+    return with_rows(Arrangement(whole, registers), [each for each in program.locals if each not in registers])
 
 
 # ---- joining
@@ -297,6 +303,57 @@ def registers_in(loops: Iterable[Loop], local_buffers: Iterable[Buffer]) -> froz
     for loop in loops:
         visit(loop, {})
     return frozenset(candidates)
+
+
+def with_rows(arrangement: Arrangement, local_buffers: Sequence[Buffer]) -> Arrangement:
+    """Locals that one tree uses, row by row, become rows."""
+    loops, rows = [*arrangement.loops], []
+    for buffer in local_buffers:
+        users = [n for n, loop in enumerate(loops) if buffer in _by_buffer(loop.statements())]
+        row = _row_of(buffer, loops[users[0]]) if len(users) == 1 else None
+        if row is not None:
+            loops[users[0]] = _with_buffer(loops[users[0]], buffer, row)
+            rows.append(row)
+    return Arrangement(tuple(loops), arrangement.registers, frozenset(rows))
+
+
+def _row_of(buffer: Buffer, loop: Loop) -> Buffer | None:
+    """The buffer without the dimensions that stay the same at a point of the outer loops: their strides are 0. Every
+    outer loop moves one of them, so that in the whole buffer each point would have a row of its own."""
+    if loop.is_leaf:
+        return None
+    touching = [part for part in loop.statements() if any(each.buffer is buffer for each in accesses(part))]
+    places = [each.index for part in touching for each in accesses(part) if each.buffer is buffer]
+    if not all(isinstance(part, Store) for part in touching if buffer in written_by(part)):
+        return None
+    outer = set(loop.axes)
+    fixed = [len(set(along)) == 1 and _moves_with(along[0], outer) for along in zip(*places, strict=True)]
+    moved = {axis for place, stays in zip(places[0], fixed, strict=True) if stays for axis in free_axes(place)}
+    if moved != outer:
+        return None
+    if any(extent.terms for extent, stays in zip(buffer.sizes, fixed, strict=True) if not stays):
+        return None
+    strides, step = [], constant(1)
+    for extent, stays in zip(reversed(buffer.sizes), reversed(fixed), strict=True):
+        strides.append(constant(0) if stays else step)
+        step = step if stays else step * extent
+    row = Buffer(buffer.name, buffer.dtype, buffer.sizes, tuple(reversed(strides)))
+    return row if row_length(row) * row.dtype.bytes <= LONGEST_ROW else None
+
+
+def _moves_with(place: Index, axes: set[Axis]) -> bool:
+    """Whether it depends on these axes alone: not on others, nor on what is in memory."""
+    return free_axes(place) <= axes and not any(isinstance(atom, Data) for atom in free_atoms(place))
+
+
+def row_length(row: Buffer) -> int:
+    """Elements of a row."""
+    return 1 + sum((e.constant - 1) * s.constant for e, s in zip(row.sizes, row.strides, strict=True))
+
+
+def _with_buffer(loop: Loop, old: Buffer, new: Buffer) -> Loop:
+    statements = (replace_buffers(statement, {old: new}) for statement in loop.statements())
+    return Loop(loop.axes, _with_statements(loop.body, statements))
 
 
 # ---- text

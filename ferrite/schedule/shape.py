@@ -39,7 +39,8 @@ class Shape:
     """`outer`: loops around; `vector`: the axis in lanes, if there is one; `width`: bytes of an element in lanes.
 
     `turned`: loads with gaps between the lanes, but none along the last of the outer loops. Squares of them are read
-    row by row and turned in registers.
+    row by row and turned in registers. `is_single`: a lane for each way, so that chains of single elements run side by
+    side.
     """
 
     outer: tuple[Axis, ...]
@@ -47,11 +48,16 @@ class Shape:
     width: int
     ways: int
     turned: tuple[Load, ...] = ()
+    is_single: bool = False
+
+    def lanes(self, vector_bytes: int) -> int:
+        return 1 if self.is_single else max(vector_bytes // self.width, 1)
 
 
 def shape_of(axes: tuple[Axis, ...], body: Sequence[Statement]) -> Shape:
     """Where the order of points matters (scatters, scans), lanes go along an axis whose points never meet, if what they
-    write are neighbours; otherwise it goes element by element. With gaps, a scan in lanes took 2.5 times as long."""
+    write are neighbours; otherwise it goes element by element. With gaps, a scan in lanes took 2.5 times as long; but
+    each addition waits for the one before it, so several rows are scanned at once, an element each."""
     reductions = [node for statement in body for node in reductions_in(statement)]
     free = [
         axis
@@ -61,6 +67,10 @@ def shape_of(axes: tuple[Axis, ...], body: Sequence[Statement]) -> Shape:
     ]
     vector = best_axis(free, places_of(body))
     if vector is None:
+        rows = [axis for axis in axes if all(is_independent(statement, axis) for statement in body)]
+        if rows and all(isinstance(statement, Scan) for statement in body) and _is_long_enough(rows[-1]):
+            outer = tuple(axis for axis in axes if axis is not rows[-1])
+            return Shape(outer, rows[-1], width_of(*body), MOST_WAYS, is_single=True)
         return Shape(axes, None, width_of(*body), 1)
     outer = tuple(axis for axis in axes if axis is not vector)
     turned = tuple(_turned_loads(outer[-1], vector, body)) if outer else ()

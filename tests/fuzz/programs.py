@@ -12,7 +12,9 @@ Note [Honest programs]
     Two right compilers may differ in the last bits of `exp` or of a sum. A program that then asks `y > 0`, or for the
     place of the greatest, or for an integer, may differ in everything. So each value is marked as exact or not. Inputs
     are exact, and what exact operations (IEEE arithmetic, views, integers, comparisons) make of exact values. What
-    jumps takes exact values only. A sum is exact if it adds small whole numbers.
+    jumps takes exact values only. A sum is exact if it adds small whole numbers. And a program reads what it has
+    written: the memory of a result may be larger in eager than its elements need (a mean of losses lies in the memory
+    of the losses), and `as_strided` sees what is there.
 """
 
 from __future__ import annotations
@@ -264,6 +266,7 @@ class Trace:
             if each.wants_gradient and not each.kind.is_floating_point:
                 raise Rejected("only floats have gradients")
         self.exact = dict.fromkeys(self.values, True)
+        self.given = {value.untyped_storage()._cdata for value in self.values.values()}
         self.raised = False
 
     def add(self, step: Step) -> None:
@@ -307,6 +310,10 @@ class Trace:
             raise Rejected("too large")
         if not result.is_floating_point() and not from_exact:
             raise Rejected("an integer or truth value from rounded values")
+        storage = result.untyped_storage()._cdata
+        shared = [each for each in self.values.values() if each.untyped_storage()._cdata == storage]
+        if shared and storage not in self.given and _reach(result) > max(map(_reach, shared)):
+            raise Rejected("memory that nobody has written")
 
     def _change(self, step: Step, stays_exact: bool) -> None:
         """A statement: whatever shares memory with what it changes is as exact as the result."""
@@ -337,6 +344,12 @@ class Trace:
             self.raised = True
         else:
             raise Rejected("raises nothing")
+
+
+def _reach(value: torch.Tensor) -> int:
+    """How many bytes of its memory a tensor reads, from the first one on."""
+    last = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
+    return (value.storage_offset() + last + 1) * value.element_size() if value.numel() else 0
 
 
 def _overlaps(value: torch.Tensor) -> bool:

@@ -31,6 +31,7 @@ def test_a_row_is_finished_before_the_next_and_its_statistics_stay_in_registers(
     assert arranged(LAYER_NORM) == "\n".join([
         "m = register(f32)",
         "v = register(f32)",
+        "t = row(768)",
         "for i in box(512):",
         "    for j in box(768):",
         "        t[i, j] = x[i, j] + f32(1.0)",
@@ -39,6 +40,22 @@ def test_a_row_is_finished_before_the_next_and_its_statistics_stay_in_registers(
         "    for b in box(768):",
         "        y[i, b] = (t[i, b] - m[i]) * v[i] * w[b]",
     ])  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (("t[i, j] = x", "t[i, j] = w[j] + x"), ""),
+        (("[512, 768]", "[512, 76800]"), "a row is too long for the stack of a thread"),
+        (("(t[a, b] - m[a])", "(t[511 - a, b] - m[a])"), "another row is read"),
+        (("t[i, k] for k in box(768)).m2", "t[0, k] for k in box(768)).m2"), "all read one row"),
+    ],
+)
+def test_a_local_is_a_row_only_if_every_point_keeps_to_its_own(change: tuple[str, str], reason: str) -> None:
+    text = LAYER_NORM.replace(*change).replace(
+        "768)", change[1].split(", ")[1][:-1] + ")" if "76800" in change[1] else "768)"
+    )
+    assert ("t = row(768)" in arranged(text)) == (not reason), reason
 
 
 def test_pointwise_neighbours_share_every_loop_and_merge_them() -> None:

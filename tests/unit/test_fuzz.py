@@ -107,6 +107,14 @@ def test_a_decision_about_rounded_values_is_rejected() -> None:
         assert traced(one_input(replace(decision, operands=("x0",)), outputs=("v1",)))
 
 
+def test_a_program_reads_only_what_it_has_written() -> None:
+    """In eager the mean of losses lies in the memory of the losses, which torch.compile need not know."""
+    loss = Step("torch.nn.functional.smooth_l1_loss({0}, {0})", ("x0",), ("v1",), "inexact")
+    steps = {name: Step("{0}.as_strided((2, 2), (1, 2), 1)", (name,), ("v0",)) for name in ("x0", "v1")}
+    assert traced(one_input(steps["x0"]))
+    assert not traced(one_input(loss, steps["v1"]))
+
+
 def test_a_write_makes_all_views_as_inexact_as_what_is_written() -> None:
     trace = Trace([Input("x0", "float32", (4,)), Input("x1", "float32", (2,))])
     trace.add(Step("{0}[:2]", ("x0",), ("v0",)))

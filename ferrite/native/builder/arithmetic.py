@@ -242,8 +242,12 @@ class Arithmetic(Writer):
         return self.bits(a, _SAME_WIDTH[a.dtype.bits][0 if signed else 1])
 
     def copysign(self, a: Operand, b: Operand) -> Value:
+        """By bits. LLVM's copysign looks through conversions for the sign, and so may come to convert an f64 to f16 at
+        once; the routine for that is in no library here."""
         x, y = self.match(a, b)
-        return self._intrinsic("copysign", x.type, x, y)
+        sign = 1 << (x.dtype.bits - 1)
+        size, other = (self.integer_bits(each, signed=False) for each in (x, y))
+        return self.bits(self.or_(self.and_(size, sign - 1), self.and_(other, sign)), x.dtype)
 
     # ---- rounding
 
