@@ -8,6 +8,7 @@ note with the op and the user's line: the words of the error itself are eager's.
 
 from __future__ import annotations
 
+import linecache
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -68,6 +69,7 @@ def load(
     namespace |= kernels
     try:
         exec(compile(code.source, filename, "exec"), namespace)
+        linecache.cache.pop(filename, None)  # lines of a program that had this name before a reset
     except (SyntaxError, MemoryError, RecursionError) as error:
         raise ToolFailed("Python did not compile a host program", ran=filename, why=str(error)) from error
     function: Callable[[list[Any]], Any] = namespace[program.name]

@@ -7,6 +7,7 @@ import pickle
 import sys
 import traceback
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import ferrite
 from ferrite.artifact.compiled import CompiledGraph, Facts
 from ferrite.errors import Malformed, Unsupported
 from ferrite.host.nodes import Call, Constant, Free, HostProgram, Input, Launch, Origin, Return
@@ -246,3 +248,17 @@ def test_profiler_sees_a_scope_with_the_key() -> None:
     with torch.profiler.profile() as profile:
         compiled([torch.ones(3)])
     assert any(f"ferrite program {compiled.key[:12]}" in event.name for event in profile.events())
+
+
+def test_a_traceback_shows_the_program_of_now_not_one_that_had_its_name() -> None:
+    def shown(function: Callable[..., Any]) -> str:
+        ferrite.reset()
+        compiled = torch.compile(function, backend="ferrite", options={"executor": "eager"})
+        with pytest.raises(IndexError) as caught:
+            compiled(torch.ones(3), torch.tensor([7]))
+        return "".join(traceback.format_exception(caught.value))
+
+    # Not in one line with what is looked for: a traceback shows the line of a lambda.
+    by_index, by_select = lambda x, i: x[i], lambda x, i: x.index_select(0, i)
+    assert "aten_index_Tensor(" in shown(by_index)
+    assert "aten_index_select_default(" in shown(by_select)
