@@ -48,6 +48,7 @@ from torch.fx import GraphModule
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ferrite import pipeline
+from ferrite.collection import without_collection
 from ferrite.decisions import Decision
 from ferrite.graph.decompose import decomposition_table
 from ferrite.graph.eager_only import reason_for_eager
@@ -215,6 +216,7 @@ class _Compilation:
         with ExitStack() as quiet:
             quiet.enter_context(_disable_current_modes())
             quiet.enter_context(preserve_rng_state())
+            quiet.enter_context(without_collection())
             if phase == "inference":
                 pipeline.edit_joint(module, options, record)
             trace.graph(f"ferrite graph {graph_id} {phase} before post_grad", module, trace.post_grad_log)

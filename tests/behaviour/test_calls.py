@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 import threading
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from torch._dynamo.utils import counters
 
 import ferrite
 import ferrite.backend
+from ferrite import pipeline
 from tests.behaviour.compare import STRICT, assert_same, equal
 
 
@@ -447,3 +449,27 @@ def test_calls_while_profiling() -> None:
     with torch.profiler.profile() as profile:
         assert equal(compiled(x), x.sin() + 1)
     assert any(event.key.startswith("ferrite graph_0_inference") for event in profile.key_averages())
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_collection_of_garbage_is_as_before_after_a_compile(enabled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Off while a graph is compiled, also if that fails."""
+    seen = []
+    real = pipeline.edit_post_grad
+
+    def noting(*arguments: Any, **keywords: Any) -> Any:
+        seen.append(gc.isenabled())
+        if len(seen) == 2:
+            raise RuntimeError("the second compile fails")
+        return real(*arguments, **keywords)
+
+    monkeypatch.setattr(pipeline, "edit_post_grad", noting)
+    before = gc.isenabled()
+    try:
+        gc.enable() if enabled else gc.disable()
+        for factor in (2, 3):
+            torch.compile(lambda x, factor=factor: x * factor, backend="ferrite")(torch.ones(2))
+            assert gc.isenabled() == enabled
+    finally:
+        gc.enable() if before else gc.disable()
+    assert seen == [False, False]

@@ -13,6 +13,7 @@ PACKAGE = Path(__file__).parents[2] / "ferrite"
 # What each part may import from Ferrite. A part is a file or a folder right below the package.
 ARROWS: dict[str, set[str]] = {
     "errors": set(),
+    "collection": set(),
     "decisions": set(),
     "options": set(),
     "syntax": {"errors"},
@@ -40,7 +41,7 @@ ARROWS: dict[str, set[str]] = {
     },
     "schemes": {"artifact", "errors", "options", "pipeline", "report"},
     "interface": {"graph"},
-    "backend": {"decisions", "graph", "interface", "options", "passes", "pipeline", "report", "schemes"},
+    "backend": {"collection", "decisions", "graph", "interface", "options", "passes", "pipeline", "report", "schemes"},
     "bisection": {"backend", "passes", "report"},
     "__init__": {"backend", "bisection", "errors", "options", "report"},
 }
