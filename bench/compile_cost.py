@@ -47,7 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
     for model in chosen.models:
         for mode in chosen.modes:
             console.print(f"compiling {model} {mode}", highlight=False)
-            programs, ours = ferrite_part(model, mode)
+            programs, ours = traced(*_call_of(model, mode))
             costs = sorted(cost_of(program, chosen.repeats) for program in programs)
             theirs = inductor_part(model, mode) if peers else None
             table.add_row(
@@ -64,12 +64,8 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def ferrite_part(model: str, mode: str) -> tuple[list[Any], float]:
-    """The kernels of a model's graphs, and the seconds after AOTAutograd."""
-    return traced(*_call_of(model, mode))
-
-
 def traced(call: Callable[..., Any], arguments: Sequence[Any]) -> tuple[list[Any], float]:
+    """The kernels of all graphs of a call that Ferrite compiles, and the seconds after AOTAutograd."""
     import ferrite
 
     torch._dynamo.reset()
@@ -143,9 +139,9 @@ def long_chain(nodes: int) -> Callable[..., Any]:
     """A call that compiles a function of about so many expression nodes, none of which folds away."""
 
     def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        for step in range(nodes // 5):
+        for step in range(nodes // 3):  # a product, a number, a sum
             x = x * y + (step + 0.5)
-            if step % 10 == 9:
+            if step % 20 == 19:
                 x = torch.tanh(x)
         return x
 

@@ -55,16 +55,15 @@ def native_kernels(programs: Sequence[Program]) -> Kernels:
             yield modules[-1].text
 
     objects = build.build_all(texts(), host, workers)
-    names = {name for module in modules for name in module.names}
+    spared = {name: those for module in modules for name, those in module.spared.items()}
     externals = {name for module in modules for name in module.externals}
     ours = {name: address for name, address in openmp().items() if name in externals}
     others = build.library_addresses(name for name in externals if name not in ours)
-    library = build.load(objects, names, ours | others)
+    library = build.load(objects, spared, ours | others)
     kernels = {program.name: oracle_kernel(program) for program in programs}
     for program in programs:
-        if program.name in names:
-            spared = next(module.spared[program.name] for module in modules if program.name in module.spared)
-            kernels[program.name] = _native_kernel(program, library, kernels[program.name], spared)
+        if program.name in spared:
+            kernels[program.name] = _native_kernel(program, library, kernels[program.name], spared[program.name])
     return Kernels(kernels, {name: why for module in modules for name, why in module.refused.items()})
 
 

@@ -22,7 +22,7 @@ from ferrite.loops.shapes import linear
 from ferrite.native.builder import Builder, Type, Value, pointer, scalar
 from ferrite.native.reduce import Reducer
 from ferrite.native.scan import emit_scan
-from ferrite.native.scope import Groups, Lanes, Scope, fitting_ways
+from ferrite.native.scope import Groups, Lanes, Scope, even_ways
 from ferrite.native.target import Target
 from ferrite.schedule.arrange import Arrangement, Loop, arrange, row_length
 from ferrite.schedule.shape import Shape, is_independent, reductions_in, shape_of
@@ -33,7 +33,7 @@ COLUMNS = 256  # the same where loops around the lanes must run in order
 MOST_ROWS = 16  # of a square that is turned in registers
 ENOUGH_UNITS = 512  # for any number of threads
 GRAIN = 32_768  # elements for which a further thread pays
-LAUNCH, PART = "launch", "part_of_a_team"  # functions that every module has
+LAUNCH, PART = "launch", "part_of_a_team"  # functions that the kernels of a module share
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,6 @@ class Emitted:
 def emit(programs: Sequence[Program], target: Target) -> Emitted:
     """One module for all programs; one with something that native code cannot do yet is left out."""
     b = Builder(target)
-    _write_launch(b)
     names, refused, spared = [], {}, {}
     for program in programs:
         try:
@@ -171,6 +170,8 @@ class _Work:
             if useful.literal == 1:
                 b.call(f"@{self.name}", None, buffers, sizes, error, b.constant(i64, 0), units)
                 return
+            if not b.has_function(LAUNCH):
+                _write_launch(b)
             team = b.minimum(b.convert(threads, i64), useful)
             work = Value(scalar(pointer), (f"@{self.name}",))
             b.call(f"@{LAUNCH}", None, work, buffers, sizes, error, units, team)
@@ -260,7 +261,7 @@ class _Work:
         assert axis is not None
         lanes = shape.lanes(b.target.vector_bytes)
         self._hoist(loop, scope, axis)
-        groups = Groups(axis.extent, lanes, fitting_ways(axis.extent, lanes, shape.ways))
+        groups = Groups(axis.extent, lanes, even_ways(axis.extent, lanes, shape.ways))
         whole = stop if groups.left == 0 else b.sub(stop, b.split(b.sub(stop, start), groups.size)[1])
         if groups.any:
             with b.loop(start, whole, groups.size) as here:

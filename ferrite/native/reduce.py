@@ -52,7 +52,7 @@ from ferrite.loops.rewrite import Tree, can_raise, children, holds_argument, wal
 from ferrite.native.builder import Value
 from ferrite.native.evaluate import I32_MOST, Evaluator
 from ferrite.native.math import FUNCTIONS
-from ferrite.native.scope import Groups, Lanes, Scope
+from ferrite.native.scope import Groups, Lanes, Scope, whole_ways
 from ferrite.schedule.shape import best_axis, loads_in, ways_of, width_of
 
 Running = tuple[Value, ...]
@@ -247,9 +247,8 @@ class Reducer(Evaluator):
         else:
             own = best_axis(node.axes, loads_in(node.body))
         if own is not None:
-            lanes, ways = b.target.vector_bytes // width_of(node.body), ways_of(node.body)
-            while ways > 1 and not Groups(own.extent, lanes, ways).any:
-                ways //= 2
+            lanes = b.target.vector_bytes // width_of(node.body)
+            ways = whole_ways(own.extent, lanes, ways_of(node.body))
         loops = tuple(axis for axis in node.axes if axis is not own)
         # Positions in 32 bits, if they fit, fill as many vectors as values of f32.
         points = greatest(product(axis.extent for axis in node.axes))

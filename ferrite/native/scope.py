@@ -54,14 +54,22 @@ class Groups:
         return self.lanes == 1 or (self.left is not None and self.left % self.lanes == 0)
 
 
-def fitting_ways(extent: Index, lanes: int, most: int) -> int:
+def whole_ways(extent: Index, lanes: int, most: int) -> int:
+    """The most ways, halved as often as needed, of which there may be a whole group."""
+    while most > 1 and not Groups(extent, lanes, most).any:
+        most //= 2
+    return most
+
+
+def even_ways(extent: Index, lanes: int, most: int) -> int:
     """The most ways, but two or more, in which a known extent comes out even: then nothing is left after the groups,
-    and there is half the code. If there are none, the most of which there is a whole group."""
-    if extent.terms:
-        return most
-    halved = [ways for ways in (most, most // 2, most // 4) if ways >= 1]
-    even = [ways for ways in halved if extent.constant % (lanes * ways) == 0 and (ways > 1 or most == 1)]
-    return next(iter(even), None) or next((ways for ways in halved if lanes * ways <= extent.constant), 1)
+    and there is half the code. If there are none, those of which there is a whole group."""
+    ways = whole_ways(extent, lanes, most)
+    while ways > 1:
+        if Groups(extent, lanes, ways).left == 0:
+            return ways
+        ways //= 2
+    return whole_ways(extent, lanes, most)
 
 
 @dataclass
