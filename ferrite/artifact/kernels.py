@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import os
-import re
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
-from pathlib import Path
+from functools import lru_cache
 from typing import Any
 
 import numpy
@@ -43,7 +41,7 @@ def kernels_of(programs: Sequence[Program], executor: str) -> Kernels:
 def native_kernels(programs: Sequence[Program]) -> Kernels:
     """Machine code, of as many modules as threads make objects at once: each kernel is in one of them. A program that
     native code refuses is run by the oracle."""
-    from ferrite.native import build, emit, target  # LLVM is loaded by the first graph that has kernels
+    from ferrite.native import build, emit, target, team  # LLVM is loaded by the first graph that has kernels
 
     host = target.host()
     workers = max(min(torch.get_num_threads(), len(programs) // FEWEST_KERNELS, build.MOST_WORKERS), 1)
@@ -56,10 +54,8 @@ def native_kernels(programs: Sequence[Program]) -> Kernels:
 
     objects = build.build_all(texts(), host, workers)
     spared = {name: those for module in modules for name, those in module.spared.items()}
-    externals = {name for module in modules for name in module.externals}
-    ours = {name: address for name, address in openmp().items() if name in externals}
-    others = build.library_addresses(name for name in externals if name not in ours)
-    library = build.load(objects, spared, ours | others)
+    outside = team.imports(name for module in modules for name in module.externals)
+    library = build.load(objects, spared, outside)
     kernels = {program.name: oracle_kernel(program) for program in programs}
     for program in programs:
         if program.name in spared:
@@ -138,18 +134,6 @@ def _note_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_note_fork)
-
-
-@cache
-def openmp() -> dict[str, int]:
-    """The entry points of the OpenMP runtime that torch has loaded, so that both share one pool of threads."""
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        path = line.split(None, 5)[-1].strip()
-        if re.search(r"/lib(gomp|iomp5|omp)[-.\w]*\.so", path):
-            library = ctypes.CDLL(path)
-            names = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
-            return {name: ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in names}
-    raise ToolFailed("no OpenMP runtime", ran="a search of the libraries of this process")
 
 
 def oracle_kernel(program: Program) -> Kernel:

@@ -28,8 +28,9 @@ class Node(metaclass=Interned):
     """What indices and expressions share: a place in memory of their own, weak references to it, and answers that are
     worked out once and kept for as long as the node lives."""
 
-    __slots__ = ("__weakref__", "_digest", "_dtype", "_free", "_high", "_key", "_low")
+    __slots__ = ("__weakref__", "_data", "_digest", "_dtype", "_free", "_high", "_key", "_low")
 
+    _data: bool
     _digest: bytes
     _dtype: Any
     _free: frozenset[Atom]
@@ -1144,6 +1145,15 @@ def _free_of(node: Node) -> frozenset[Atom]:
         return free | {node}
     bound = getattr(node, "axes", None) or getattr(node, "axis", None)
     return free.difference(bound if isinstance(bound, tuple) else (bound,)) if bound else free
+
+
+def holds_data(node: Node) -> bool:
+    """Whether it depends on something that is read from memory as an index."""
+    try:
+        return node._data
+    except AttributeError:
+        _keep(node, "_data", any(isinstance(atom, Data) for atom in free_atoms(node)))
+        return node._data
 
 
 def free_axes(node: Node) -> frozenset[Axis]:

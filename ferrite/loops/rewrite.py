@@ -24,6 +24,7 @@ from ferrite.loops.index import (
     data,
     free_atoms,
     free_axes,
+    holds_data,
     inner_nodes,
     of_atom,
     parts,
@@ -108,7 +109,7 @@ def held_in(*indices: Index) -> tuple[Expr, ...]:
     """The expressions that indices read from data, outermost ones only."""
     found: list[Expr] = []
     for value in indices:
-        if not any(isinstance(atom, Data) for atom in free_atoms(value)):
+        if not holds_data(value):
             continue
         for atom in atoms(value):
             if isinstance(atom, Data):
@@ -152,6 +153,18 @@ def holds_argument(node: Tree) -> bool:
 
 
 _memo_arguments: WeakKeyDictionary[Tree, bool] = WeakKeyDictionary()
+
+
+def loaded_in(node: Tree) -> frozenset[Buffer]:
+    """The buffers that it reads."""
+    for current in _operands_first(node, _memo_loaded):
+        found = _NO_BUFFERS.union(*[_memo_loaded[child] for child in children(current)])
+        _memo_loaded[current] = found | {current.buffer} if isinstance(current, Load) else found
+    return _memo_loaded[node]
+
+
+_memo_loaded: WeakKeyDictionary[Tree, frozenset[Buffer]] = WeakKeyDictionary()
+_NO_BUFFERS: frozenset[Buffer] = frozenset()
 
 
 def _operands_first(node: Tree, done: Mapping[Tree, Any] | WeakKeyDictionary[Tree, Any]) -> Iterator[Tree]:

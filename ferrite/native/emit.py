@@ -17,23 +17,22 @@ from ferrite.loops.access import accesses, written_by
 from ferrite.loops.dtypes import f32, i32, i64
 from ferrite.loops.index import Axis, Index, Size, coefficient_of, constant, free_axes, known_nonnegative, product
 from ferrite.loops.nodes import Accumulate, Assert, Buffer, Expr, FoldScan, Load, Program, Scan, Statement, Store
-from ferrite.loops.rewrite import children, walk
+from ferrite.loops.rewrite import children, loaded_in
 from ferrite.loops.shapes import linear
-from ferrite.native.builder import Builder, Type, Value, pointer, scalar
+from ferrite.native.builder import Builder, Value, pointer, scalar
 from ferrite.native.reduce import Reducer
 from ferrite.native.scan import emit_scan
 from ferrite.native.scope import Groups, Lanes, Scope, even_ways
 from ferrite.native.target import Target
+from ferrite.native.team import call_launch
 from ferrite.schedule.arrange import Arrangement, Loop, arrange, row_length
 from ferrite.schedule.shape import Shape, is_independent, reductions_in, shape_of
 
-I32: Type = scalar(i32)
 STRETCH = 4096  # elements of a tree with one loop that make a unit
 COLUMNS = 256  # the same where loops around the lanes must run in order
 MOST_ROWS = 16  # of a square that is turned in registers
 ENOUGH_UNITS = 512  # for any number of threads
 GRAIN = 32_768  # elements for which a further thread pays
-LAUNCH, PART = "launch", "part_of_a_team"  # functions that the kernels of a module share
 
 
 @dataclass(frozen=True)
@@ -68,33 +67,6 @@ def _emit_one(b: Builder, program: Program) -> frozenset[str]:
         work.write()
     _write_entry(b, program, works)
     return frozenset(buffer.name for buffer in arrangement.registers | arrangement.rows)
-
-
-def _write_launch(b: Builder) -> None:
-    """Does all units of a work: alone, or each thread of a team its part of them."""
-    parameters = {"work": pointer, "buffers": pointer, "sizes": pointer, "error": pointer, "units": i64, "team": i64}
-    with (
-        b.function(LAUNCH, parameters, internal=True, attributes="noinline") as (*frame, units, team),
-        b.either(b.le(team, 1)) as (alone, together),
-    ):
-        with b.inside(alone):
-            work, *rest = frame
-            b.call(work.names[0], None, *rest, b.constant(i64, 0), units)
-        with b.inside(together):
-            slot = b.slot(scalar(i64), len(frame) + 1)
-            for place, value in enumerate((*frame, units)):
-                b.store(value, slot, place)
-            parallel = b.external("GOMP_parallel", None, [slot.type, slot.type, I32, I32])
-            b.call(parallel, None, Value(slot.type, (f"@{PART}",)), slot, b.convert(team, i32), b.constant(i32, 0))
-    with b.function(PART, {"frame": pointer}, internal=True) as (slot,):
-        work, *rest = (b.load(pointer, slot, place) for place in range(4))
-        units = b.load(i64, slot, 4)
-        thread = b.convert(b.call(b.external("omp_get_thread_num", I32, []), I32), i64)
-        count = b.convert(b.call(b.external("omp_get_num_threads", I32, []), I32), i64)
-        low, _ = b.split(b.mul(units, thread), count)
-        high, _ = b.split(b.mul(units, b.add(thread, 1)), count)
-        with b.if_(b.lt(low, high)):
-            b.call(work.names[0], None, *rest, low, high)
 
 
 def _write_entry(b: Builder, program: Program, works: list[_Work]) -> None:
@@ -170,11 +142,8 @@ class _Work:
             if useful.literal == 1:
                 b.call(f"@{self.name}", None, buffers, sizes, error, b.constant(i64, 0), units)
                 return
-            if not b.has_function(LAUNCH):
-                _write_launch(b)
             team = b.minimum(b.convert(threads, i64), useful)
-            work = Value(scalar(pointer), (f"@{self.name}",))
-            b.call(f"@{LAUNCH}", None, work, buffers, sizes, error, units, team)
+            call_launch(b, self.name, buffers, sizes, error, units, team)
 
     def _inner_work(self) -> Index:
         """Elements that one point of the outer loops touches, by its longest reduction, scan or inner loop."""
@@ -311,7 +280,10 @@ class _Work:
         written = {buffer for statement in loop.statements() for buffer in written_by(statement)}
         nodes: list[Expr] = []
         for statement in loop.statements():
-            nodes += [part for part in _expressions(statement) if not written & _read_in(part)]
+            nodes += [part for part in _expressions(statement) if not written & loaded_in(part)]
+            for access in accesses(statement):
+                if access.writes and access.buffer not in self.registers:
+                    self.evaluator.hoist_address(access.buffer, access.index, axis, scope)
         self.evaluator.hoist(nodes, axis, scope)
 
     def _body(self, loop: Loop, scope: Scope) -> None:
@@ -356,14 +328,10 @@ def _forget(scope: Scope, buffers: set[Buffer]) -> None:
     """What was read from memory that has just changed is read again, here and around."""
     here: Scope | None = scope
     while here is not None:
-        stale = [key for key in here.known if isinstance(key, Expr) and buffers & _read_in(key)]
+        stale = [key for key in here.known if isinstance(key, Expr) and buffers & loaded_in(key)]
         for key in stale:
             del here.known[key]
         here = here.parent
-
-
-def _read_in(node: Expr) -> set[Buffer]:
-    return {part.buffer for part in walk(node) if isinstance(part, Load)}
 
 
 def _expressions(statement: Statement) -> list[Expr]:

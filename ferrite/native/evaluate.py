@@ -23,8 +23,8 @@ from ferrite.loops.index import (
     Size,
     bounds,
     coefficient_of,
-    free_atoms,
     free_axes,
+    holds_data,
     known_nonnegative,
     parts,
 )
@@ -148,31 +148,56 @@ class Evaluator:
     # ---- memory
 
     def _load(self, node: Load, scope: Scope) -> Value:
-        base = self.buffers[node.buffer]
         offset = linear(node.index, node.buffer.strides)
         dtype = node.dtype
         vector = scope.vector
         step = None if vector is None else coefficient_of(offset, vector.axis)
         if vector is None or (step is not None and not step.terms and step.constant == 0):
-            return self._load_one(dtype, base, offset, scope)
+            return self._load_one(node.buffer, offset, scope)
         if step is None:
             offsets = self.offsets(offset, scope)
-            return self.b.gather(dtype, base, offsets, mask=scope.mask)
-        start = self.scalar_index(offset, scope)
-        stride = self.scalar_index(step, scope)
+            return self.b.gather(dtype, self.buffers[node.buffer], offsets, mask=scope.mask)
+        base, start = self.address(node.buffer, offset, scope)
         lanes, ways = vector.lanes, vector.ways
         if step.constant == 1 and not step.terms:
             return self.b.load(dtype, base, start, lanes, ways, mask=scope.mask)
+        stride = self.scalar_index(step, scope)
         return self.b.load_strided(dtype, base, start, stride, lanes, ways, mask=scope.mask)
 
-    def _load_one(self, dtype: DType, base: Value, offset: Index, scope: Scope) -> Value:
+    def _load_one(self, buffer: Buffer, offset: Index, scope: Scope) -> Value:
         """One element for all lanes; if no lane counts, its address may be bad."""
+        dtype = buffer.dtype
         if scope.mask is None:
-            return self.b.load(dtype, base, self.scalar_index(offset, scope))
+            return self.b.load(dtype, *self.address(buffer, offset, scope))
         nothing = self.constant(False if dtype is b8 else 0, dtype)
         with self.b.if_(self.b.any(scope.mask), (nothing,)) as branch:
-            branch.give(self.b.load(dtype, base, self.scalar_index(offset, scope.inner())))
+            branch.give(self.b.load(dtype, *self.address(buffer, offset, scope.inner())))
         return branch.results[0]
+
+    def address(self, buffer: Buffer, offset: Index, scope: Scope) -> tuple[Value, Value]:
+        """A pointer that the innermost loop around does not move, and how many elements after it."""
+        still, moving = _apart(offset, lambda axes: axes.isdisjoint(scope.innermost_axes()))
+        return self._pointer(buffer, still, scope), self.scalar_index(moving, scope)
+
+    def _pointer(self, buffer: Buffer, offset: Index, scope: Scope) -> Value:
+        """The address of an element; what loops around do not move of it may be known already."""
+        if not offset.terms:
+            return self.b.advance(self.buffers[buffer], buffer.dtype, offset.constant)
+        key = ("address", buffer, offset)
+        found = scope.find(key)
+        if found is None:
+            still, moving = _apart(offset, lambda axes: axes.isdisjoint(scope.innermost_axes()))
+            if not moving.terms:
+                still, moving = moving, still
+            base = self._pointer(buffer, still, scope)
+            found = scope.known[key] = self.b.advance(base, buffer.dtype, self.scalar_index(moving, scope))
+        return found
+
+    def hoist_address(self, buffer: Buffer, place: tuple[Index, ...], axis: Axis, scope: Scope) -> None:
+        """Before a loop over `axis`: find what the loop will not move of an address."""
+        still, _ = _apart(linear(place, buffer.strides), lambda axes: axis not in axes and scope.binds(axes))
+        if free_axes(still):
+            self._pointer(buffer, still, scope)
 
     def offsets(self, offset: Index, scope: Scope) -> Value:
         """Element offsets, lane by lane, all positions in lanes."""
@@ -181,18 +206,17 @@ class Evaluator:
 
     def store(self, buffer: Buffer, place: tuple[Index, ...], value: Value, scope: Scope) -> None:
         """Write a value to one element, or to one for each lane."""
-        base = self.buffers[buffer]
         offset = linear(place, buffer.strides)
         vector = scope.vector
         if vector is None:
-            self.b.store(value, base, self.scalar_index(offset, scope))
+            self.b.store(value, *self.address(buffer, offset, scope))
             return
         step = coefficient_of(offset, vector.axis)
         value = self.spread(value, scope)
         if step is None:
-            self.b.scatter(value, base, self.offsets(offset, scope), mask=scope.mask)
+            self.b.scatter(value, self.buffers[buffer], self.offsets(offset, scope), mask=scope.mask)
             return
-        start = self.scalar_index(offset, scope)
+        base, start = self.address(buffer, offset, scope)
         if not step.terms and step.constant == 1:
             self.b.store(value, base, start, mask=scope.mask)
         else:
@@ -260,7 +284,7 @@ class Evaluator:
 
     def _kept(self, key: object, node: Index | Atom, scope: Scope, make: Callable[[], Value]) -> Value:
         """What is made of data changes with it: only the expressions in it are kept, and forgotten in time."""
-        if any(isinstance(atom, Data) for atom in free_atoms(node)):
+        if holds_data(node):
             return make()
         found = scope.find(key)
         if found is None:
@@ -359,6 +383,14 @@ class Evaluator:
 
 def _are_counts(dividend: Index, divisor: Index) -> bool:
     return known_nonnegative(dividend) and known_nonnegative(divisor - 1)
+
+
+def _apart(value: Index, is_still: Callable[[frozenset[Axis]], bool]) -> tuple[Index, Index]:
+    """The terms whose axes do not move, and the rest with the constant. What is read from data counts as moving."""
+    kept = [all(not holds_data(atom) and is_still(free_axes(atom)) for atom in monomial) for _, monomial in value.terms]
+    still = tuple(term for term, is_kept in zip(value.terms, kept, strict=True) if is_kept)
+    moving = tuple(term for term, is_kept in zip(value.terms, kept, strict=True) if not is_kept)
+    return Index(0, still), Index(value.constant, moving)
 
 
 def _fits_i32(value: Index) -> bool:

@@ -381,6 +381,8 @@ class Reducer(Evaluator):
                 if self._worth_hoisting(node, scope) and (not can_raise(node) or known_nonnegative(axis.extent - 1)):
                     self.value(node, scope)
                 continue
+            if isinstance(node, Load):
+                self.hoist_address(node.buffer, node.index, axis, scope)
             waiting.extend(self._open_parts(node))
 
     def _worth_hoisting(self, node: Expr, scope: Scope) -> bool:

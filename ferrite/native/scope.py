@@ -6,7 +6,7 @@ body is a scope of its own, so what is computed in it is not seen outside of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -103,6 +103,13 @@ class Scope:
                 return value
             scope = scope.parent
         raise Malformed(f"the axis {axis.name} is not bound here", where="native")
+
+    def innermost_axes(self) -> Collection[Axis]:
+        """The axes of the loop that turns fastest here."""
+        scope: Scope | None = self
+        while scope is not None and not scope.axes:
+            scope = scope.parent
+        return () if scope is None else scope.axes
 
     def binds(self, axes: Iterable[Axis]) -> bool:
         return all(self._binds(axis) for axis in axes)

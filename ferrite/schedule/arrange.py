@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ferrite.loops.access import Access, accesses, axis_at, written_by
-from ferrite.loops.index import Axis, Data, Index, constant, free_atoms, free_axes, known_equal, of_atom, product
+from ferrite.loops.index import Axis, Index, constant, free_axes, holds_data, known_equal, of_atom, product
 from ferrite.loops.nodes import Buffer, Nest, Program, Statement, Store
 from ferrite.loops.passes.merge_axes import Joins, merged, merged_in_reductions
 from ferrite.loops.rewrite import fresh_name, names_in, replace_buffers, substitute_axes
@@ -108,12 +108,7 @@ def join(loop: Loop, nest: Nest) -> Loop | Refusal:
     axes, body = _moved(nest, rest, together, shared)
     if not axes:
         return Loop(shared, (*loop.body, *body))
-    last = loop.body[-1]
-    if isinstance(last, Loop):
-        inner = _joined_inside(last, Nest(axes, body))
-        if inner is not None:
-            return Loop(shared, (*loop.body[:-1], inner))
-    return Loop(shared, (*loop.body, Loop(axes, body)))
+    return Loop(shared, _with_nest(loop.body, Nest(axes, body)))
 
 
 def _matched(axes: Sequence[Axis], statements: Iterable[Statement], nest: Nest) -> dict[Axis, Axis] | Refusal:
@@ -252,15 +247,35 @@ def _moved(
     return tuple(own), tuple(substitute_axes(part, places, inside) for part in nest.body)
 
 
-def _joined_inside(last: Loop, nest: Nest) -> Loop | None:
-    """The nest in the very loop before it, if that has the same axes."""
-    if not last.is_leaf or len(last.axes) != len(nest.axes):
+def _with_nest(body: tuple[Loop | Statement, ...], nest: Nest) -> tuple[Loop | Statement, ...]:
+    """The nest in the latest loop that has the same axes, unless what stands behind that must come first; else behind
+    everything."""
+    theirs = _by_buffer(nest.body)
+    for place in reversed(range(len(body))):
+        part = body[place]
+        inner = _joined_inside(part, nest) if isinstance(part, Loop) else None
+        if inner is not None:
+            return (*body[:place], inner, *body[place + 1 :])
+        if _depend(_by_buffer(part.statements() if isinstance(part, Loop) else (part,)), theirs):
+            break
+    return (*body, Loop(nest.axes, nest.body))
+
+
+def _joined_inside(loop: Loop, nest: Nest) -> Loop | None:
+    """The nest in a loop inside, if that has the same axes."""
+    if not loop.is_leaf or len(loop.axes) != len(nest.axes):
         return None
-    together = _matched(last.axes, last.body, nest)  # type: ignore[arg-type]
-    if isinstance(together, Refusal) or len(together) != len(last.axes):
+    together = _matched(loop.axes, loop.body, nest)  # type: ignore[arg-type]
+    if isinstance(together, Refusal) or len(together) != len(loop.axes):
         return None
-    _, body = _moved(nest, (), together, last.axes)
-    return Loop(last.axes, (*last.body, *body))
+    _, body = _moved(nest, (), together, loop.axes)
+    return Loop(loop.axes, (*loop.body, *body))
+
+
+def _depend(mine: dict[Buffer, list[Access]], theirs: dict[Buffer, list[Access]]) -> bool:
+    """Whether both touch a buffer that one of them writes."""
+    both = (access for buffer in mine if buffer in theirs for access in (*mine[buffer], *theirs[buffer]))
+    return any(access.writes for access in both)
 
 
 # ---- after joining
@@ -343,7 +358,7 @@ def _row_of(buffer: Buffer, loop: Loop) -> Buffer | None:
 
 def _moves_with(place: Index, axes: set[Axis]) -> bool:
     """Whether it depends on these axes alone: not on others, nor on what is in memory."""
-    return free_axes(place) <= axes and not any(isinstance(atom, Data) for atom in free_atoms(place))
+    return free_axes(place) <= axes and not holds_data(place)
 
 
 def row_length(row: Buffer) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ferrite.loops.access import accesses, axis_at, written_by
-from ferrite.loops.index import Axis, Data, Index, coefficient_of, free_atoms, free_axes
+from ferrite.loops.index import Axis, Index, coefficient_of, free_axes, holds_data
 from ferrite.loops.nodes import (
     Accumulate,
     Apply,
@@ -204,7 +204,7 @@ def is_free_of_order(statement: Statement) -> bool:
     """Whether points never meet at one element, so that their order does not matter. Places from data may meet."""
     if not isinstance(statement, Store):
         return False
-    return not any(isinstance(atom, Data) for place in statement.index for atom in free_atoms(place))
+    return not any(map(holds_data, statement.index))
 
 
 def reductions_in(node: Statement | Expr) -> list[Reduce]:

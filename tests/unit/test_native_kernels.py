@@ -11,13 +11,12 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from ferrite.artifact.kernels import openmp
 from ferrite.loops import oracle, oracle_values
 from ferrite.loops.dtypes import DType
 from ferrite.loops.index import evaluate, free_sizes
 from ferrite.loops.nodes import Buffer, Program
 from ferrite.loops.text import parse_program
-from ferrite.native import build
+from ferrite.native import build, team
 from ferrite.native.emit import emit
 from ferrite.native.target import Target, host, named, runs_here
 from tests.unit.loop_programs import programs, size_values
@@ -34,9 +33,8 @@ class Code:
         emitted = emit([program], target)
         self.refused = emitted.refused.get(program.name)
         if self.refused is None:
-            ours = {name: at for name, at in openmp().items() if name in emitted.externals}
-            rest = build.library_addresses(name for name in emitted.externals if name not in ours)
-            self.library = build.load([build.build(emitted.text, target)], emitted.names, ours | rest)
+            outside = team.imports(emitted.externals)
+            self.library = build.load([build.build(emitted.text, target)], emitted.names, outside)
             kind = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32)
             self.entry = kind(self.library.address(program.name))
 

@@ -17,7 +17,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TypeVar
 
-from ferrite.loops.index import Axis, FloorDiv, Index, Mod, atoms, floordiv, mod, multiply, of_atom, parts
+from ferrite.loops.index import (
+    Axis,
+    FloorDiv,
+    Index,
+    Mod,
+    atoms,
+    coefficient_of,
+    floordiv,
+    mod,
+    multiply,
+    of_atom,
+    parts,
+)
 from ferrite.loops.nodes import (
     Accumulate,
     Checked,
@@ -65,6 +77,8 @@ def merged_in_reductions(tree: T, joins: Joins) -> T:
                 return Fold(combine, kept, several, number) if kept != axes else None
         return None
 
+    if not any(isinstance(node, (Reduce, Fold)) and len(node.axes) > 1 for node in walk(tree)):
+        return tree
     return apply_rules(tree, (merge_in_reduce,))
 
 
@@ -90,6 +104,8 @@ def merged(axes: tuple[Axis, ...], body: tuple[T, ...], joins: Joins) -> tuple[t
     """The axes with every pair merged that can be, from the innermost pair outwards."""
     for position in reversed(range(1, len(axes))):
         outer, inner = axes[position - 1], axes[position]
+        if any(_steps_apart(part, outer, inner) for part in body):
+            continue
         joined = joins.of(outer, inner)
         place = of_atom(joined)
         moves = {outer: floordiv(place, inner.extent), inner: mod(place, inner.extent)}
@@ -98,6 +114,17 @@ def merged(axes: tuple[Axis, ...], body: tuple[T, ...], joins: Joins) -> tuple[t
             axes = (*axes[: position - 1], joined, *axes[position + 1 :])
             body = moved
     return axes, body
+
+
+def _steps_apart(part: Tree, outer: Axis, inner: Axis) -> bool:
+    """Whether a step of the outer axis is known not to be the end of the inner one, at some place: most pairs that
+    cannot be merged are found so, without trying."""
+    for node in walk(part):
+        for place in _places(node):
+            far, near = coefficient_of(place, outer), coefficient_of(place, inner)
+            if far is not None and near is not None and far is not multiply(near, inner.extent):
+                return True
+    return False
 
 
 def _runs_along(part: Tree, axis: Axis) -> bool:

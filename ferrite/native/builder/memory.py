@@ -32,9 +32,21 @@ LARGEST_I32_STRIDE = 2**20  # so that lane * stride fits an i32 with room
 class Memory(Shuffle):
     def tail(self, count: Value, lanes: int, ways: int = 1) -> Tail:
         """A mask for what is left at the end of a loop: `count` is an i64, from 0 up, and may exceed all lanes."""
+        if count.literal is not None:
+            return Tail(count, self._first_lanes(int(count.literal), lanes, ways))
         least = self._intrinsic("smin", count.type, count, self.constant(i64, lanes * ways))
         numbers = self.lane_numbers(i32, lanes, ways)
         return Tail(count, self.lt(numbers, self.splat(self.convert(least, i32), lanes)))
+
+    def _first_lanes(self, count: int, lanes: int, ways: int) -> Value:
+        """A known mask."""
+        if lanes == 1:
+            return Value(vector(b8, 1), tuple("true" if way < count else "false" for way in range(ways)))
+        names = []
+        for way in range(ways):
+            lane_is_on = (way * lanes + lane < count for lane in range(lanes))
+            names.append(f"<{', '.join('i1 true' if on else 'i1 false' for on in lane_is_on)}>")
+        return Value(vector(b8, lanes), tuple(names))
 
     # ---- contiguous
 
