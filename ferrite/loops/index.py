@@ -179,10 +179,10 @@ class Index(Node):
 # ---- building
 
 # Results of arithmetic are kept for a while: the same few indices meet again and again while a graph is lowered.
-_kept_for_a_while = lru_cache(maxsize=1 << 15)
+kept_for_a_while = lru_cache(maxsize=1 << 15)
 
 
-@_kept_for_a_while
+@kept_for_a_while
 def constant(value: int) -> Index:
     return Index(int(value), ())
 
@@ -226,7 +226,7 @@ def add(left: IndexLike, right: IndexLike) -> Index:
     return _add(left, right)
 
 
-@_kept_for_a_while
+@kept_for_a_while
 def _add(left: Index, right: Index) -> Index:
     coefficients = _coefficients(left)
     for coefficient, monomial in right.terms:
@@ -259,12 +259,12 @@ def multiply(left: IndexLike, right: IndexLike) -> Index:
     return _multiply_by_number(factor, right)
 
 
-@_kept_for_a_while
+@kept_for_a_while
 def _multiply_by_number(factor: int, value: Index) -> Index:
     return Index(factor * value.constant, tuple((factor * c, m) for c, m in value.terms))
 
 
-@_kept_for_a_while
+@kept_for_a_while
 def _multiply(left: Index, right: Index) -> Index:
     product = _product(left, right)
     return _normal(product.constant, _coefficients(product))
@@ -430,7 +430,7 @@ def _term_key(term: tuple[int, Monomial]) -> tuple[Any, ...]:
     return _monomial_key(term[1])
 
 
-@_kept_for_a_while
+@kept_for_a_while
 def _monomial_key(monomial: Monomial) -> tuple[Any, ...]:
     return (-len(monomial), *map(_atom_key, monomial))
 
@@ -541,7 +541,7 @@ def floordiv(dividend: IndexLike, divisor: IndexLike) -> Index:
     return _floordiv(dividend, divisor)
 
 
-@_kept_for_a_while
+@kept_for_a_while
 def _floordiv(dividend: Index, divisor: Index) -> Index:
     sign = _sign(divisor)
     if sign < 0:
@@ -581,7 +581,7 @@ def mod(dividend: IndexLike, divisor: IndexLike) -> Index:
     return _mod(dividend, divisor)
 
 
-@_kept_for_a_while
+@kept_for_a_while
 def _mod(dividend: Index, divisor: Index) -> Index:
     sign = _sign(divisor)
     if sign < 0:
@@ -1224,6 +1224,7 @@ class Substitution:
         return of_atom(atom)
 
 
+@kept_for_a_while
 def coefficient_of(value: Index, atom: Axis) -> Index | None:
     """What the value grows by when the axis moves one step; None if that is not the same everywhere."""
     step = ZERO

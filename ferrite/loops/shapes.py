@@ -12,6 +12,7 @@ from ferrite.loops.index import (
     IndexLike,
     floordiv,
     index,
+    kept_for_a_while,
     known_equal,
     known_nonnegative,
     maximum,
@@ -23,6 +24,11 @@ from ferrite.loops.index import (
 
 def linear(indices: Sequence[IndexLike], strides: Sequence[IndexLike]) -> Index:
     """The place in memory, counted in elements from the first one."""
+    return _linear(tuple(indices), tuple(strides))
+
+
+@kept_for_a_while
+def _linear(indices: tuple[IndexLike, ...], strides: tuple[IndexLike, ...]) -> Index:
     return total(multiply(place, stride) for place, stride in zip(indices, strides, strict=True))
 
 
