@@ -4,13 +4,17 @@
     python -m bench.kernels --cases softmax,adam --rounds 15 --no-inductor
 
 Each case is an op or a few that make one kernel, on tensors of some megabytes. `bandwidth` is what the case must read
-and write at least, over its time, as a share of what copying a tensor reaches in the same run. A case whose answer is
-not eager's is a failure.
+and write at least, over its time, as a share of what cloning a tensor of the size of its largest one reaches in the
+same run. A case whose answer is not eager's is a failure.
+
+C's allocator is told to keep freed memory: otherwise it gives large tensors back to the system at every call or not,
+as it happens, and faults on fresh pages cost several times what a kernel does, in all contenders alike.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import math
 import statistics
 import sys
@@ -28,7 +32,8 @@ from bench.measure import find_cxx
 from bench.show import format_seconds, open_console, stoppable, watcher
 
 ROWS, COLUMNS = 2048, 1024  # 8 MiB of f32
-COPY = "copy"
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
+KEPT = 1 << 30  # bytes
 
 
 @dataclass(frozen=True)
@@ -189,6 +194,17 @@ def main_tensor(case: Case) -> int:
     return ROWS * COLUMNS * case.dtype.itemsize if case.name.startswith("embedding") else max(sizes)
 
 
+def copy_of(size: int) -> str:
+    return f"copy of {size >> 10} KiB"
+
+
+def keep_freed_memory() -> None:
+    library = ctypes.CDLL(None)
+    if hasattr(library, "mallopt"):
+        library.mallopt(M_MMAP_THRESHOLD, KEPT)
+        library.mallopt(M_TRIM_THRESHOLD, KEPT)
+
+
 def table_of(comparison: Comparison, cases: Sequence[Case], peers: Sequence[str]) -> Table:
     table = Table(title=f"Kernels: {comparison.conditions}", title_justify="left")
     table.add_column("case")
@@ -197,15 +213,15 @@ def table_of(comparison: Comparison, cases: Sequence[Case], peers: Sequence[str]
     for peer in peers[:-1]:
         table.add_column(f"x {peer}", justify="right")
     table.add_column("bandwidth", justify="right")
-    copied = comparison.row(COPY, "eager").metrics["steady_call"].median
-    speed = 2 * 4 * ROWS * COLUMNS / copied
     for case in cases:
+        size = main_tensor(case)
+        speed = 2 * size / comparison.row(copy_of(size), "eager").metrics["steady_call"].median
         rows = {peer: comparison.row(case.name, peer) for peer in peers}
         times = {peer: row.metrics["steady_call"].median for peer, row in rows.items() if "steady_call" in row.metrics}
         cells = [format_seconds(times[peer]) if peer in times else rows[peer].trouble for peer in peers]
         ours = times.get("ferrite")
         cells += [f"{times[peer] / ours:.2f}" if ours and peer in times else "-" for peer in peers[:-1]]
-        share = case.moved * main_tensor(case) / ours / speed if ours else math.nan
+        share = case.moved * size / ours / speed if ours else math.nan
         table.add_row(case.name, *cells, f"{share:.0%}")
     return table
 
@@ -241,8 +257,8 @@ def main(arguments: list[str] | None = None) -> int:
     if chosen.no_inductor or find_cxx() is None:
         peers.remove("inductor")
     console = open_console()
-    source, target = torch.randn(ROWS, COLUMNS), torch.empty(ROWS, COLUMNS)
-    calls = {COPY: {"eager": lambda: target.copy_(source)}}
+    keep_freed_memory()
+    calls = {copy_of(size): {"eager": torch.zeros(size // 4).clone} for size in sorted(set(map(main_tensor, cases)))}
     with torch.no_grad():
         for case in cases:
             console.print(f"compiling {case.name}", highlight=False)

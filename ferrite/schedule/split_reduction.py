@@ -19,6 +19,9 @@ the same bits on any number of threads.
     softmax          max = max(max_t);   sum = sum(sum_t * exp(max_t - max)), where a part of nothing but -inf is 0
     halves           sums of parts are kept in f32 and rounded once, as if there were no parts
 
+A block of which little more than a load is combined is read at four places at once, a quarter from each other: memory
+answers four streams sooner than one (32 MiB that were in no cache: 1.2 times as fast), and it costs nothing in a cache.
+
 A reduction stays whole if moving it in front of its nest could change what happens: it may raise, stands under a guard,
 reads what its nest writes, or its box or a loop around it may be empty.
 """
@@ -81,6 +84,9 @@ from ferrite.schedule.shape import best_axis, loads_in
 
 STRETCH = 4096  # columns that the emitter gives to one thread at a time
 SOME_COLUMNS = 256  # assumed where the number of columns is known at run time only
+STREAMS = 4  # places at which a block is read at once ...
+STREAMED = {"sum": "add", "max": "maximum", "min": "minimum"}  # ... by what combines neighbours ...
+MOST_STREAMED = 2  # ... if no more operations than these are done with each
 WHOLE_VECTORS = 64  # elements: a block of a multiple of them leaves no rest in any vector width
 
 # What the parts of a reduction must know so that a result of the whole can be had; by default the result itself.
@@ -102,6 +108,7 @@ class Limits:
     block: int = 1 << 13  # elements of a block: 32 KiB of f32, so that a second pass over it finds it in the cache
     columns: int = 1 << 16  # elements of a block of whole rows: a part is a row, so blocks of many rows store less
     rows: int = 16  # steps of a block at least, if it has no other axis; more than one
+    stream: int = 1 << 10  # elements that one of several streams has at least
 
 
 @dataclass(frozen=True)
@@ -150,7 +157,7 @@ def split_reductions(program: Program, limits: Limits = LIMITS) -> Program:
     buffers, nests = [*program.locals], []
     for nest in program.nests:
         while cuts := _cuts_in(nest, limits):
-            split = _Split(cuts, taken)
+            split = _Split(cuts, taken, limits.stream)
             nests += split.nests()
             buffers += split.buffers
             nest = split.read_in(nest)
@@ -274,9 +281,9 @@ class What:
 class _Split:
     """New nests and buffers for reductions that are cut alike. What differs only in the result is one `What`."""
 
-    def __init__(self, cuts: dict[Reduce, Cut], taken: set[str]) -> None:
+    def __init__(self, cuts: dict[Reduce, Cut], taken: set[str], stream: int) -> None:
         self.cut = next(iter(cuts.values()))
-        self.taken = taken
+        self.taken, self.stream = taken, stream
         self.buffers: list[Buffer] = []
         wanted: dict[What, list[str]] = {}
         for node in cuts:
@@ -354,8 +361,11 @@ class _Split:
         body: list[Statement] = []
         for what, buffers in self.parts.items():
             value = substitute_axes(what.wide, moves, (*axes, *own))
+            inner, combined = own, value
+            if cut.columns is None:
+                inner, combined = _in_streams(what.operation, own, value, self.stream)
             for name, buffer in buffers.items():
-                made: Expr = Reduce(what.operation, own, value, name)
+                made: Expr = Reduce(what.operation, inner, combined, name)
                 if name == "index":
                     made = Apply("add", (Position(before), made))
                 body.append(Store(buffer, place, made))
@@ -407,6 +417,24 @@ class _Split:
         block = mod(of_atom(part), cut.blocks)
         rows = index(cut.length) if cut.is_even else minimum(cut.length, cut.axis.extent - cut.length * block)
         return Cast(dtype, Position(rows * product(axis.extent for axis in cut.inner)))
+
+
+def _in_streams(operation: str, axes: tuple[Axis, ...], body: Expr, shortest: int) -> tuple[tuple[Axis, ...], Expr]:
+    """sum(x[k] for k in box(8192)) -> sum(x[k] + x[k + 2048] + x[k + 4096] + x[k + 6144] for k in box(2048))"""
+    first, *rest = axes
+    elements = product(axis.extent for axis in axes)
+    if elements.terms or elements.constant < STREAMS * shortest or first.extent.constant % STREAMS:
+        return axes, body
+    nodes = [*walk(body)]
+    if operation not in STREAMED or sum(isinstance(node, Apply) for node in nodes) > MOST_STREAMED:
+        return axes, body
+    if sum(isinstance(node, Load) for node in nodes) != 1:
+        return axes, body
+    short = Axis(first.name, constant(first.extent.constant // STREAMS))
+    streams = [substitute_axes(body, {first: of_atom(short) + short.extent * n}) for n in range(STREAMS)]
+    while len(streams) > 1:
+        streams = [Apply(STREAMED[operation], pair) for pair in zip(streams[::2], streams[1::2], strict=True)]
+    return (short, *rest), streams[0]
 
 
 def _share(greatest_here: Expr, total_here: Expr, most: Expr) -> Expr:

@@ -19,7 +19,8 @@ from ferrite.schedule.split_reduction import Limits, split_reductions
 from tests.unit.loop_programs import programs, size_values
 from tests.unit.test_native_kernels import Code, agrees, assert_as_the_oracle, inputs
 
-SMALL = Limits(few=1 << 40, long=0, block=6, columns=60, rows=2)  # splits whatever can be split
+SMALL = Limits(few=1 << 40, long=0, block=6, columns=60, rows=2, stream=1)  # splits whatever can be split
+ONE_STREAM = Limits(stream=1 << 40)
 
 
 def split(text: str, limits: Limits = SMALL) -> Program:
@@ -52,7 +53,7 @@ def program(x: f32[4, 1000000], y: out(f32[4])):
     for i in box(4):
         y[i] = exp(whole_value[i])
 """
-    assert show(split(text, Limits())) == after.lstrip()
+    assert show(split(text, ONE_STREAM)) == after.lstrip()
 
 
 def test_what_is_left_over_at_run_time_is_a_loop_of_one_round_or_none() -> None:
@@ -74,7 +75,34 @@ def program(s0: size(1), x: f32[s0], y: out(f32[()])):
     for _ in box():
         y[()] = whole_value[()]
 """
-    assert show(split(text, Limits())) == after.lstrip()
+    assert show(split(text, ONE_STREAM)) == after.lstrip()
+
+
+def test_a_block_is_read_at_four_places_at_once() -> None:
+    text = """
+def program(x: f32[1000000], y: out(f32[()])):
+    for _ in box():
+        y[()] = sum(x[k] for k in box(1000000))
+"""
+    parts = show(split(text, Limits())).splitlines()[4]
+    first, second, third, fourth = (f"x[k + 8000*k_block{more}]" for more in ("", " + 2000", " + 4000", " + 6000"))
+    assert parts.split(" = ")[1] == f"sum({first} + {second} + ({third} + {fourth}) for k in box(2000))"
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ("x[k] * y[k]", "two loads are two streams already"),
+        ("exp(x[k] * 2.0 + 1.0)", "it is not memory that takes the time"),
+    ],
+)
+def test_one_stream_is_enough_for(value: str, reason: str) -> None:
+    text = f"""
+def program(x: f32[1000000], y: f32[1000000], z: out(f32[()])):
+    for _ in box():
+        z[()] = sum({value.replace("2.0", "f32(2.0)").replace("1.0", "f32(1.0)")} for k in box(1000000))
+"""
+    assert "for k in box(8000)" in show(split(text, Limits())), reason
 
 
 def test_reductions_over_one_box_are_cut_together_and_columns_stay_last() -> None:

@@ -26,6 +26,7 @@ class Tail:
 
 
 Mask: TypeAlias = "Tail | Value | None"
+CACHE_LINE = 64  # bytes
 LARGEST_I32_STRIDE = 2**20  # so that lane * stride fits an i32 with room
 
 
@@ -104,6 +105,13 @@ class Memory(Shuffle):
         places = [self.advance(address, data.dtype, way * data.lanes).names[0] for way in range(data.ways)]
         for name, place in zip(data.names, places, strict=True):
             self._void(f"store {text} {name}, ptr {place}{after}")
+
+    def prefetch(self, base: Value, dtype: DType, offset: Value | int, distance: Value | int, count: int) -> None:
+        """Asks for `count` elements that stand a distance after an offset. Memory that is not there does no harm."""
+        start = self.advance(self.advance(base, dtype, offset), dtype, distance)
+        for line in range(0, count * _stored(dtype).bytes, CACHE_LINE):
+            place = self.advance(start, u8, line)
+            self._void(f"call void @llvm.prefetch.p0(ptr {place.names[0]}, i32 0, i32 3, i32 1)")
 
     def broadcast(
         self, dtype: DType, base: Value, offset: Value | int, lanes: int, *, invariant: bool = False
