@@ -29,6 +29,9 @@ from ferrite.loops.rewrite import Tree, children, walk
 from ferrite.loops.shapes import linear
 
 MOST_WAYS = 4
+FEW_WAYS = 2  # where memory takes longer than what is done with it: half the code, as fast
+QUICK = frozenset(("add", "sub", "mul", "neg", "abs", "fma", "minimum", "maximum", "fmin", "fmax", "copysign", "isnan"))
+QUICK |= {"eq", "ne", "lt", "le", "gt", "ge", "and_", "or_", "xor", "not_"}
 LONG_BODY, LONGEST_BODY = 16, 48  # operations: more of them need the registers for themselves
 SQUARE = 32  # elements: every vector has so many or a part of them
 STORE_WEIGHT = 3  # a store with gaps costs more than a load with gaps
@@ -74,7 +77,10 @@ def shape_of(axes: tuple[Axis, ...], body: Sequence[Statement]) -> Shape:
         return Shape(axes, None, width_of(*body), 1)
     outer = tuple(axis for axis in axes if axis is not vector)
     turned = tuple(_turned_loads(outer[-1], vector, body)) if outer else ()
-    return Shape(outer, vector, width_of(*body, along=vector), ways_of(*body, along=vector), turned)
+    ways = ways_of(*body, along=vector)
+    if not reductions and all(_is_quick(part) for part in _operations_in(body, vector)):
+        ways = min(ways, FEW_WAYS)
+    return Shape(outer, vector, width_of(*body, along=vector), ways, turned)
 
 
 def _turned_loads(row: Axis, lane: Axis, body: Sequence[Statement]) -> Iterator[Load]:
@@ -176,8 +182,16 @@ def width_of(*parts: Statement | Expr, along: Axis | None = None) -> int:
 
 def ways_of(*parts: Statement | Expr, along: Axis | None = None) -> int:
     """Fewer vectors at once the more is computed with each of them."""
-    operations = sum(isinstance(part, (Apply, Random)) for part in _everything_in(parts, along))
+    operations = len(_operations_in(parts, along))
     return MOST_WAYS if operations <= LONG_BODY else 2 if operations <= LONGEST_BODY else 1
+
+
+def _is_quick(part: Apply | Random) -> bool:
+    return isinstance(part, Apply) and part.operation in QUICK
+
+
+def _operations_in(parts: Iterable[Statement | Expr], along: Axis | None) -> list[Apply | Random]:
+    return [part for part in _everything_in(parts, along) if isinstance(part, (Apply, Random))]
 
 
 def _everything_in(parts: Iterable[Statement | Expr], along: Axis | None) -> set[Tree]:

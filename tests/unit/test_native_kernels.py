@@ -190,6 +190,16 @@ def test_reductions_that_are_the_same_in_all_lanes_and_folds_in_their_order(targ
         assert_as_the_oracle(program, code, {"s0": s0}, s0)
 
 
+def test_a_reduction_whose_value_is_known_is_the_same_in_all_ways() -> None:
+    program = parse_program("""
+def program(s0: size(1), y: out(b8[4, s0])):
+    for i, j in box(4, s0):
+        y[i, j] = all(b8(False) for k in box(s0 + 1))
+""")
+    for s0 in (1, 40, 200):
+        assert_as_the_oracle(program, Code(program, host()), {"s0": s0}, s0)
+
+
 def test_a_failed_check_raises_what_eager_raises_and_the_next_call_works() -> None:
     table, good, bad = torch.randn(10, 40), torch.arange(10).repeat(300), torch.full((3000,), 10)
     function = torch.compile(

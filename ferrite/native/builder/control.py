@@ -183,6 +183,8 @@ class Control(Convert):
 
     def _following(self, loop: Loop, carried: Sequence[Value]) -> tuple[Value, ...]:
         following = loop.following or ()
+        if len(following) == len(carried):  # what is the same in all ways may be known by one name
+            following = tuple(self.with_ways(each, old.ways) for each, old in zip(following, carried, strict=True))
         shapes = [(value.type, value.ways) for value in following]
         if shapes != [(value.type, value.ways) for value in carried]:
             raise Malformed(

@@ -29,10 +29,6 @@ class Shuffle(Control):
     def reverse(self, a: Value) -> Value:
         return a if a.lanes == 1 else self._shuffle(a, None, range(a.lanes - 1, -1, -1))
 
-    def with_ways(self, a: Value, ways: int) -> Value:
-        """The same value in so many ways."""
-        return Value(a.type, a.names * ways, a.literal) if a.ways == 1 else a
-
     # ---- reductions
 
     def reduce(self, operation: str, a: Value) -> Value:

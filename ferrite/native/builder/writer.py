@@ -256,6 +256,10 @@ class Writer:
         """The ways of several values of one type, as one value."""
         return Value(values[0].type, tuple(name for value in values for name in value.names))
 
+    def with_ways(self, a: Value, ways: int) -> Value:
+        """The same value in so many ways."""
+        return Value(a.type, a.names * ways, a.literal) if a.ways == 1 else a
+
     def match(self, *operands: Operand) -> list[Value]:
         """Operands as values of one type: numbers become constants, scalars are spread over the lanes."""
         values = [operand for operand in operands if isinstance(operand, Value)]
