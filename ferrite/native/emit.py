@@ -26,7 +26,7 @@ from ferrite.native.scope import Groups, Lanes, Scope, even_ways
 from ferrite.native.target import Target
 from ferrite.native.team import call_launch
 from ferrite.schedule.arrange import Arrangement, Loop, arrange, row_length
-from ferrite.schedule.shape import Shape, is_independent, reductions_in, shape_of
+from ferrite.schedule.shape import Shape, are_independent, reductions_in, shape_of
 
 STRETCH = 4096  # elements of a tree with one loop that make a unit
 COLUMNS = 256  # the same where loops around the lanes must run in order
@@ -104,7 +104,7 @@ class _Work:
         units enough. To find the place of a unit takes a division for each of them."""
         shared: list[Axis] = []
         for axis in self.shape.outer[:-1] if self.shape.turned else self.shape.outer:
-            if not all(is_independent(statement, axis) for statement in self.statements):
+            if not are_independent(self.statements, axis):
                 break
             if known_nonnegative(product(a.extent for a in shared) - ENOUGH_UNITS):
                 break

@@ -23,7 +23,7 @@ from ferrite.loops.nodes import Buffer, Nest, Program, Statement, Store
 from ferrite.loops.passes.merge_axes import Joins, merged, merged_in_reductions
 from ferrite.loops.rewrite import fresh_name, names_in, replace_buffers, substitute_axes
 from ferrite.loops.text import show
-from ferrite.schedule.shape import best_axis, is_independent, places_of, reductions_in
+from ferrite.schedule.shape import are_independent, best_axis, places_of, reductions_in
 
 MOST_STATEMENTS = 24  # of one tree: more of them need more registers and more time to compile
 FEW_POINTS = 16  # outer points that cannot keep threads busy ...
@@ -130,15 +130,11 @@ def _matched(axes: Sequence[Axis], statements: Iterable[Statement], nest: Nest) 
     together: dict[Axis, Axis] = {}
     for axis in axes:
         partners = [n for n in nest.axes if (axis, n) in pairs and n not in together.values()]
-        if partners and _is_free(statements, axis) and _is_free(nest.body, partners[0]):
+        if partners and are_independent(statements, axis) and are_independent(nest.body, partners[0]):
             together[axis] = partners[0]
     if not together and (axes or nest.axes):
         return Refusal("no loop of theirs touches the same places at the same time")
     return together
-
-
-def _is_free(statements: Iterable[Statement], axis: Axis) -> bool:
-    return all(is_independent(statement, axis) for statement in statements)
 
 
 def _by_buffer(statements: Iterable[Statement]) -> dict[Buffer, list[Access]]:

@@ -6,14 +6,16 @@ order. A reduction that the lanes do not touch gets lanes of its own, along one 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ferrite.loops.access import accesses, axis_at, written_by
+from ferrite.loops.access import Access, accesses, axis_at, written_by
 from ferrite.loops.index import Axis, Index, coefficient_of, free_axes, holds_data
 from ferrite.loops.nodes import (
     Accumulate,
     Apply,
+    Buffer,
     Expr,
     Fold,
     Guarded,
@@ -65,12 +67,13 @@ def shape_of(axes: tuple[Axis, ...], body: Sequence[Statement]) -> Shape:
     free = [
         axis
         for axis in axes
-        if all(_may_be_in_lanes(statement, axis) for statement in body)
+        if are_independent(body, axis)
+        and all(_may_be_in_lanes(statement, axis) for statement in body)
         and not any(_goes_along_its_own(node, axis) for node in reductions)
     ]
     vector = best_axis(free, places_of(body))
     if vector is None:
-        rows = [axis for axis in axes if all(is_independent(statement, axis) for statement in body)]
+        rows = [axis for axis in axes if are_independent(body, axis)]
         if rows and all(isinstance(statement, Scan) for statement in body) and _is_long_enough(rows[-1]):
             outer = tuple(axis for axis in axes if axis is not rows[-1])
             return Shape(outer, rows[-1], width_of(*body), MOST_WAYS, is_single=True)
@@ -125,9 +128,7 @@ def _may_be_in_lanes(statement: Statement, axis: Axis) -> bool:
     if is_free_of_order(statement):
         return True
     writes = (access for access in accesses(statement) if access.writes)
-    return is_independent(statement, axis) and all(
-        smoothness(linear(access.index, access.buffer.strides), axis) == 2 for access in writes
-    )
+    return all(smoothness(linear(access.index, access.buffer.strides), axis) == 2 for access in writes)
 
 
 def _goes_along_its_own(node: Reduce, axis: Axis) -> bool:
@@ -198,20 +199,25 @@ def _everything_in(parts: Iterable[Statement | Expr], along: Axis | None) -> set
     return {node for part in parts for node in walk(part) if along is None or along in free_axes(node)}
 
 
-def is_independent(statement: Statement, axis: Axis) -> bool:
+def are_independent(statements: Iterable[Statement], axis: Axis) -> bool:
     """Whether points that differ along the axis touch different places of what is written, so that their order does not
-    matter along it: some dimension is indexed by the axis alone wherever the statement touches that buffer."""
-    if is_free_of_order(statement):
-        return True
-    touched = accesses(statement)
-    return all(
-        any(
-            all(axis_at(other.index[dimension]) is axis for other in touched if other.buffer is access.buffer)
-            for dimension in range(len(access.index))
-        )
-        for access in touched
-        if access.writes
-    )
+    matter along it. For every buffer that is written: all touch it at the one place of the point, or some dimension is
+    indexed by the axis alone wherever it is touched."""
+    touched: defaultdict[Buffer, list[Access]] = defaultdict(list)
+    in_order: set[Buffer] = set()
+    for statement in statements:
+        for access in accesses(statement):
+            touched[access.buffer].append(access)
+        if not is_free_of_order(statement):
+            in_order.update(written_by(statement))
+    for buffer, those in touched.items():
+        if not any(access.writes for access in those):
+            continue
+        if buffer not in in_order and len({access.index for access in those}) == 1:
+            continue
+        if not any(all(axis_at(access.index[n]) is axis for access in those) for n in range(len(buffer.sizes))):
+            return False
+    return True
 
 
 def is_free_of_order(statement: Statement) -> bool:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from ferrite.loops.index import ZERO, Axis, Index, known_nonnegative, of_atom
 from ferrite.loops.nodes import Nest, Program, Statement
 from ferrite.loops.rewrite import can_raise, fresh_name, names_in, substitute_axes
-from ferrite.schedule.shape import SQUARE, best_axis, is_free_of_order, places_of, smoothness
+from ferrite.schedule.shape import SQUARE, are_independent, best_axis, is_free_of_order, places_of, smoothness
 
 SIDE = SQUARE  # two cache lines of f32, and few enough rows for the first level of the TLB
 
@@ -33,6 +33,8 @@ def tile_transposes(program: Program, side: int = SIDE) -> Program:
 def _crossed_axes(nest: Nest, side: int) -> tuple[Axis, Axis] | None:
     """The axis that goes into lanes, and another one along which something that has gaps there has none."""
     if not all(is_free_of_order(statement) for statement in nest.body) or any(map(can_raise, nest.body)):
+        return None
+    if not all(are_independent(nest.body, axis) for axis in nest.axes):
         return None
     places = [offset for offset, _ in places_of(nest.body)]
     lane = best_axis(nest.axes, places_of(nest.body))

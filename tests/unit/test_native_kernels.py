@@ -190,6 +190,34 @@ def test_reductions_that_are_the_same_in_all_lanes_and_folds_in_their_order(targ
         assert_as_the_oracle(program, code, {"s0": s0}, s0)
 
 
+ORDERED = {
+    "a later statement changes what a later point reads": """
+    for i, j in box(6, s0):
+        y[i, j] = x[s0 - 1 - j]
+        x[j] = accumulate('maximum', x[j], z[i, j])
+""",
+    "a point reads what the one before it wrote": """
+    for j in box(s0 - 1):
+        x[j + 1] = x[j] + z[0, j]
+""",
+}
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+@pytest.mark.parametrize("reason", ORDERED)
+def test_points_run_in_their_order_where_it_matters(reason: str, target: Target) -> None:
+    parameters = "s0: size(2), x: inout(f32[s0]), z: f32[6, s0], y: out(f32[6, s0])"
+    program = parse_program(f"def program({parameters}):{ORDERED[reason]}")
+    code = Code(program, target)
+    for s0 in (2, 9, 70):
+        ours = inputs(program, {"s0": s0}, s0)
+        theirs = {name: each.copy() for name, each in ours.items()}
+        oracle.run(program, {"s0": s0}, theirs)
+        assert code({"s0": s0}, ours, 2) == 0
+        assert np.array_equal(ours["x"], theirs["x"], equal_nan=True), reason
+        assert "y[" not in ORDERED[reason] or np.array_equal(ours["y"], theirs["y"], equal_nan=True), reason
+
+
 def test_a_reduction_whose_value_is_known_is_the_same_in_all_ways() -> None:
     program = parse_program("""
 def program(s0: size(1), y: out(b8[4, s0])):
