@@ -10,6 +10,7 @@ from ferrite.host.lowered import Lowered
 from ferrite.loops.nodes import Program
 from ferrite.schedule.fuse import fuse
 from ferrite.schedule.keep_exponentials import keep_exponentials
+from ferrite.schedule.keep_rows import keep_rows
 from ferrite.schedule.lift_reductions import lift_reductions
 from ferrite.schedule.split_reduction import split_reductions
 from ferrite.schedule.tile import tile_transposes
@@ -34,6 +35,7 @@ SCHEDULE_PASSES: tuple[Callable[[Lowered], Lowered], ...] = (
     of_each_kernel(lift_reductions),
     fuse,
     of_each_kernel(split_reductions),
+    of_each_kernel(keep_rows),
     of_each_kernel(keep_exponentials),
     of_each_kernel(tile_transposes),
 )

@@ -33,6 +33,8 @@ from ferrite.loops.oracle_values import EXACT, from_storage, rounded
 from ferrite.loops.passes import BOX_PASSES, LOOP_PASSES
 from ferrite.loops.text import show
 from ferrite.native.target import Target
+from ferrite.schedule.keep_exponentials import keep_exponentials
+from ferrite.schedule.keep_rows import keep_rows
 from ferrite.schedule.lift_reductions import lift_reductions
 from ferrite.schedule.split_reduction import split_reductions
 from ferrite.schedule.tile import tile_transposes
@@ -46,7 +48,8 @@ NORMAL_NOISE = 2.0**-21  # absolute
 SPREAD = 6.0
 PRECISION = {"f64": 2.0**-52, "f32": 2.0**-23, "f16": 2.0**-10, "bf16": 2.0**-7}
 TOLERANCE = 8.0  # units in the last place that need no explanation
-KERNEL_PASSES = (*LOOP_PASSES, lift_reductions, split_reductions, tile_transposes, *BOX_PASSES)
+OF_ONE_KERNEL = (lift_reductions, split_reductions, keep_rows, keep_exponentials, tile_transposes)
+KERNEL_PASSES = (*LOOP_PASSES, *OF_ONE_KERNEL, *BOX_PASSES)
 APPROXIMATED = ("sum", "prod", "welford", "softmax")
 EXACT_BY_DTYPE = ("shl", "shr", "nextafter", "fma")
 BY_FORMULA = ("erfinv", "ndtri", "log_ndtr", "lgamma", "digamma", "i0", "i0e", "i1", "i1e")

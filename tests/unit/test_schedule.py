@@ -13,12 +13,16 @@ import torch
 from ferrite.artifact.kernels import kernels_of
 from ferrite.loops.nodes import Program
 from ferrite.loops.text import parse_program, show
+from ferrite.schedule.keep_exponentials import keep_exponentials
+from ferrite.schedule.keep_rows import keep_rows
 from ferrite.schedule.lift_reductions import lift_reductions
 from ferrite.schedule.tile import tile_transposes
 from tests.unit.test_rewrite import assert_keeps_every_bit
 
 PASSES: dict[str, Callable[[Program], Program]] = {
     "lift_reductions": lift_reductions,
+    "keep_rows": keep_rows,
+    "keep_exponentials": keep_exponentials,
     "tile_transposes": partial(tile_transposes, side=2),
 }
 
