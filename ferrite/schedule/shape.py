@@ -31,6 +31,7 @@ from ferrite.loops.rewrite import Tree, children, walk
 from ferrite.loops.shapes import linear
 
 MOST_WAYS = 4
+RANDOM_WEIGHT = 49  # operations: ten rounds of two products keep the processor busy by themselves
 FEW_WAYS = 2  # where memory takes longer than what is done with it: half the code, as fast
 QUICK = frozenset(("add", "sub", "mul", "neg", "abs", "fma", "minimum", "maximum", "fmin", "fmax", "copysign", "isnan"))
 QUICK |= {"eq", "ne", "lt", "le", "gt", "ge", "and_", "or_", "xor", "not_"}
@@ -183,7 +184,7 @@ def width_of(*parts: Statement | Expr, along: Axis | None = None) -> int:
 
 def ways_of(*parts: Statement | Expr, along: Axis | None = None) -> int:
     """Fewer vectors at once the more is computed with each of them."""
-    operations = len(_operations_in(parts, along))
+    operations = sum(RANDOM_WEIGHT if isinstance(part, Random) else 1 for part in _operations_in(parts, along))
     return MOST_WAYS if operations <= LONG_BODY else 2 if operations <= LONGEST_BODY else 1
 
 

@@ -38,7 +38,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Any]] = {
     "softmax": lambda x: torch.softmax(x, 0),
     "interpolate": lambda x: torch.nn.functional.interpolate(x[None, None], scale_factor=1.5),
     "slice": lambda x: x[1 : x.shape[0] - 1, ::2],
-    "max_of_sizes": lambda x: torch.zeros(max(x.shape[0], x.shape[1])) + x.sum(),
+    "max_of_sizes": lambda x: torch.zeros(max(x.shape[0], x.shape[1])) + x.abs().sum(),
 }
 
 

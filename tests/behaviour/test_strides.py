@@ -69,7 +69,8 @@ def test_channels_last_convolution(training: bool, dynamic: bool, bias: bool) ->
         torch.nn.Conv2d(3, 8, 3, padding=1, bias=bias), torch.nn.BatchNorm2d(8), torch.nn.ReLU(), torch.nn.MaxPool2d(2)
     ).to(memory_format=torch.channels_last)
     x = torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last)
-    result = compare(module, x, training=training, dynamic=dynamic, calls=1)
+    # The gradient of a bias in front of a batch norm is 0: what is there is rounding.
+    result = compare(module, x, training=training, dynamic=dynamic, calls=1, exact=not (training and bias))
     assert result.is_contiguous(memory_format=torch.channels_last)
 
 
