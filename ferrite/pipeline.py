@@ -19,7 +19,7 @@ from ferrite.graph.check import check_graph
 from ferrite.graph.describe import device_types, mutated_inputs, output_strides
 from ferrite.graph.eager_strides import correct_strides
 from ferrite.graph.joint import JOINT
-from ferrite.graph.post_grad import POST_GRAD, PREPARE
+from ferrite.graph.post_grad import MUTATE, POST_GRAD, PREPARE
 from ferrite.graph.post_grad.emit_deferred_asserts import emit_deferred_asserts
 from ferrite.graph.pre_grad import PRE_GRAD
 from ferrite.graph.query import family
@@ -119,13 +119,13 @@ def edit_post_grad(module: GraphModule, phase: str, options: Options, record: Gr
         note_output_strides(module.graph, phase)
     prepare = PREPARE if options.runtime_asserts else tuple(run for run in PREPARE if run is not emit_deferred_asserts)
     edit(module, "post_grad", prepare, options, record)
-    if not POST_GRAD:
-        return
-    before = {member: take(member.graph) for _, member in family(module)}
-    if edit(module, "post_grad", POST_GRAD, options, record):
-        for member, snapshot in before.items():
-            refresh(member, snapshot)
-        restore_output_strides(module.graph)
+    if POST_GRAD:
+        before = {member: take(member.graph) for _, member in family(module)}
+        if edit(module, "post_grad", POST_GRAD, options, record):
+            for member, snapshot in before.items():
+                refresh(member, snapshot)
+            restore_output_strides(module.graph)
+    edit(module, "post_grad", MUTATE, options, record)
 
 
 def facts_of(module: GraphModule, graph_id: int, phase: str, options: Options, record: GraphRecord) -> Facts:

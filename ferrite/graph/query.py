@@ -49,6 +49,17 @@ def written_arguments(node: Node) -> list[Node]:
     return [leaf for name in written for leaf in tree_leaves(named.get(name)) if isinstance(leaf, Node)]
 
 
+def memory_of(value: Any) -> Node | None:
+    """The node whose memory a value shares, followed through views. A reshape may be one."""
+    while isinstance(value, Node) and value.op == "call_function":
+        schema = getattr(value.target, "_schema", None)
+        is_view = schema is not None and any(result.alias_info is not None for result in schema.returns)
+        if not is_view and value.target is not torch.ops.aten.reshape.default:
+            return value
+        value = value.args[0]
+    return value if isinstance(value, Node) else None
+
+
 def attribute(module: Any, path: str) -> Any:
     """The object behind a `get_attr` target; raises RuntimeError with the part of the path that exists."""
     found = module

@@ -1,7 +1,7 @@
 """Passes over a forward, backward or inference graph, after autograd; the order is the tuples.
 
 `PREPARE` makes the graph safe to optimise and changes no value, so that nothing needs to be propagated after it;
-`POST_GRAD` optimises.
+`POST_GRAD` optimises; `MUTATE` comes last, because only then may a graph write to memory before its end.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from torch.fx import Graph
 from ferrite.graph.post_grad.emit_deferred_asserts import emit_deferred_asserts
 from ferrite.graph.post_grad.keep_saved_inputs import keep_saved_inputs
 from ferrite.graph.post_grad.view_to_reshape import view_to_reshape
+from ferrite.graph.post_grad.write_in_place import write_in_place
 
 PREPARE: tuple[Callable[[Graph], int], ...] = (view_to_reshape, keep_saved_inputs, emit_deferred_asserts)
 POST_GRAD: tuple[Callable[[Graph], int], ...] = ()
+MUTATE: tuple[Callable[[Graph], int], ...] = (write_in_place,)

@@ -9,8 +9,6 @@ input itself and lets the caller overwrite it: the backward would then refuse to
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch._functorch._aot_autograd.descriptors import (
     InputMutationAOTOutput,
@@ -19,7 +17,7 @@ from torch._functorch._aot_autograd.descriptors import (
 )
 from torch.fx import Graph, Node
 
-from ferrite.graph.query import output_node
+from ferrite.graph.query import memory_of, output_node
 
 aten = torch.ops.aten
 
@@ -36,24 +34,13 @@ def keep_saved_inputs(graph: Graph) -> int:
     values = list(output.args[0])
     kept = 0
     for position, (value, role) in enumerate(zip(values, roles, strict=True)):
-        if isinstance(role, _SAVED) and _memory_of(value) in inputs:
+        if isinstance(role, _SAVED) and memory_of(value) in inputs:
             with graph.inserting_before(output):
                 values[position] = _clone(graph, value)
             kept += 1
     if kept:
         output.args = (tuple(values),)
     return kept
-
-
-def _memory_of(value: Any) -> Node | None:
-    """The node whose memory a value shares, followed through views."""
-    while isinstance(value, Node) and value.op == "call_function":
-        schema = getattr(value.target, "_schema", None)
-        is_view = schema is not None and any(result.alias_info is not None for result in schema.returns)
-        if not is_view and value.target is not aten.reshape.default:
-            return value
-        value = value.args[0]
-    return value if isinstance(value, Node) else None
 
 
 def _clone(graph: Graph, value: Node) -> Node:
