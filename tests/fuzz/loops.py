@@ -7,7 +7,7 @@ Note [Undecided elements]
 Loop programs are free: they compare rounded values, make indices of them, look at the sign of NaN. So where code and
 oracle differ, the oracle runs NOISY_RUNS times more with noise. What it computes by approximation moves by a few units
 in the last place; sums and products are those of operands that moved, and where some order of them overflows the result
-is any; NaN has any sign. The oracle's own formulas for special functions round what they are given in f64 (x / sqrt(2)
+is any; NaN has any bits. The oracle's own formulas for special functions round what they are given in f64 (x / sqrt(2)
 for `log_ndtr`, whose relative error is then 64 times as large at x = 8): there the operand moves too. An element that
 noise changes is undecided: floats may be as far apart as SPREAD times what noise does, other values are not compared.
 """
@@ -29,7 +29,7 @@ from ferrite.loops import oracle
 from ferrite.loops.dtypes import DType
 from ferrite.loops.nodes import Program
 from ferrite.loops.oracle_reduce import REDUCE, SCAN, Body
-from ferrite.loops.oracle_values import EXACT, from_storage, rounded
+from ferrite.loops.oracle_values import EXACT, from_storage, rounded, to_storage
 from ferrite.loops.passes import BOX_PASSES, LOOP_PASSES
 from ferrite.loops.text import show
 from ferrite.native.target import Target
@@ -89,9 +89,16 @@ def noise(number: int) -> Iterator[None]:
         return result if exact or result.dtype == np.bool_ else moved(result, dtype, rng)
 
     def bits(value: Any, source: DType, target: DType) -> Any:
-        if source.is_float:
-            value = np.where(has_other_sign(value), -value, value)
-        return plain_bits(value.astype(oracle.value_type(source)), source, target)
+        """NaN has any sign and any fraction: conversions keep it, or make it the one that the processor prefers."""
+        if not source.is_float:
+            return plain_bits(value.astype(oracle.value_type(source)), source, target)
+        turned = np.where(has_other_sign(value), -value, value).astype(oracle.value_type(source))
+        stored = np.ascontiguousarray(to_storage(turned, source)).reshape(np.shape(value))
+        whole = stored.view(f"u{stored.dtype.itemsize}")
+        fraction = whole.dtype.type(round(1 / PRECISION[source.name]) - 1)
+        preferred = (whole & ~fraction) | (fraction // 2 + 1)
+        is_other = np.isnan(value) & (rng.random(np.shape(value)) < (0.5 if number else 1.0))
+        return from_storage(np.where(is_other, preferred, whole).view(oracle.STORAGE[target]), target)
 
     def random(draw: str, *given: Any) -> Any:
         """Near 0 a normal number is the cosine of an angle that was rounded: what is right of it is not relative."""
