@@ -81,8 +81,14 @@ def returned(cache: Tensor, at: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     return cache, cache[:, 1:]
 
 
-IN_PLACE = (index_copy, index_assign, slice_assign, select_assign, layer, several)
-ALL = (*IN_PLACE, accumulate, old_is_read, shifted, swapped, returned)
+def returned_anew(cache: Tensor, at: Tensor, rows: Tensor) -> Tensor:
+    new = cache.index_copy(1, at, rows)
+    cache.copy_(new)
+    return new[:, 1:]
+
+
+IN_PLACE = (index_copy, index_assign, slice_assign, select_assign, layer, several, returned)
+ALL = (*IN_PLACE, accumulate, old_is_read, shifted, swapped, returned_anew)
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])

@@ -9,7 +9,8 @@
 Tracing makes every write functional: for a key-value cache that is the whole cache, twice, for each token.
 
 Law: nobody can tell the two apart. Between the write and the copy nobody reads what was there before, neither through
-the input nor through a view of it; what is written is not read from the same memory; the new tensor is no result.
+the input nor through a view of it; what is written is not read from the same memory; the new tensor is no result, or
+one that is the input to the user as well.
 Writes that follow one another on one input are taken together, and a write to a view of the input that is then written
 into the input is one to the view itself.
 """
@@ -21,7 +22,9 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch._guards import detect_fake_mode
+from torch._functorch._aot_autograd.descriptors import PlainAOTOutput
+from torch._functorch._aot_autograd.schemas import OutputType
+from torch._guards import TracingContext, detect_fake_mode
 from torch.fx import Graph, Node, map_arg
 from torch.utils._pytree import tree_leaves
 
@@ -124,13 +127,30 @@ def _nobody_can_tell(graph: Graph, copy: Node, writes: list[Node]) -> bool:
             root = memory_of(read)
             if root not in versions:
                 continue
-            if node is output_node(graph) and root is not memory:
+            if node is output_node(graph) and root is not memory and not _are_inputs(node, read):
                 return False
             if versions[root] != now and not (is_copied and root is memory):
                 return False
             if is_copied and root is not memory and versions[root] != len(writes):
                 return False
     return True
+
+
+def _are_inputs(output: Node, value: Node) -> bool:
+    """Whether all results with this value share memory with an input for the user too: AOTAutograd knows, and makes
+    them of the input again."""
+    context = TracingContext.try_get()
+    facts = context.fw_metadata if context is not None else None
+    roles, values = output.meta.get("desc"), output.args[0]
+    if facts is None or not roles or not isinstance(values, (tuple, list)):
+        return False
+    places = [role for role, given in zip(roles, values, strict=True) if given is value]
+    return all(
+        isinstance(role, PlainAOTOutput)
+        and role.idx < len(facts.output_info)
+        and facts.output_info[role.idx].output_type in (OutputType.alias_of_input, OutputType.is_input)
+        for role in places
+    )
 
 
 def _reads_no_element(node: Node) -> bool:
