@@ -68,8 +68,10 @@ def kept_row(nest: Nest, lane: Axis, along: Axis, value: Expr, name: str) -> tup
 
 
 def goes_along(reduction: Reduce, lane: Axis) -> bool:
-    """Whether it goes over one axis, as long as the one that lanes take, in rows that are short."""
+    """Whether it goes over one axis in the place of the one that lanes take, in rows that are short."""
     if len(reduction.axes) != 1 or reduction.axes[0].extent is not lane.extent or lane.extent.terms:
+        return False
+    if lane in free_axes(reduction.body):
         return False
     return lane.extent.constant * reduction.body.dtype.bytes <= LONGEST_ROW
 

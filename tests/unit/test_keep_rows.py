@@ -37,6 +37,15 @@ def test_a_reduction_that_goes_over_it_twice_is_reason_enough(operation: str) ->
     assert "e[i, j] = tanh(x[i, j])" in show(keep_rows(program))
 
 
+def test_a_reduction_for_each_lane_is_none_along_the_lanes() -> None:
+    program = parse_program("""
+def program(x: f32[15, 15], y: out(f32[15])):
+    for i in box(15):
+        y[i] = welford(tanh(x[i, r]) for r in box(15)).m2
+""")
+    assert keep_rows(program) is program
+
+
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [
