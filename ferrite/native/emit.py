@@ -233,19 +233,18 @@ class _Work:
         self._hoist(loop, scope, axis)
         groups = Groups(axis.extent, lanes, even_ways(axis.extent, lanes, shape.ways))
         whole = stop if groups.left == 0 else b.sub(stop, b.split(b.sub(stop, start), groups.size)[1])
-        self.evaluator.ahead = self._next_rows(loop, axis)
         if groups.any:
+            ahead = self._next_rows(loop, axis)
             with b.loop(start, whole, groups.size) as here:
                 here.next()
                 vector = Lanes(axis, here.index, lanes, groups.ways)
-                self._body(loop, scope.inner(axes={axis: here.index}, vector=vector))
+                self._body(loop, scope.inner(axes={axis: here.index}, vector=vector, ahead=ahead))
         if groups.left != 0:
             with b.loop(whole, stop, lanes) as here:
                 here.next()
                 mask = None if groups.are_vectors_left else b.tail(b.sub(stop, here.index), lanes, 1).mask
                 vector = Lanes(axis, here.index, lanes, 1)
                 self._body(loop, scope.inner(axes={axis: here.index}, vector=vector, mask=mask))
-        self.evaluator.ahead = {}
 
     def _next_rows(self, loop: Loop, axis: Axis) -> dict[Buffer, int]:
         """What the next row starts with, for buffers that a reduction has read along the row and the loop reads again:

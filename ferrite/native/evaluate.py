@@ -66,7 +66,6 @@ class Evaluator:
         fail: Callable[[], None],
     ) -> None:
         self.b, self.buffers, self.sizes, self.fail = builder, buffers, sizes, fail
-        self.ahead: Mapping[Buffer, int] = {}  # how far after a load of it to ask for memory that is needed soon
 
     def reduce(self, node: Reduce | Fold, scope: Scope) -> Value:
         raise NotImplementedError
@@ -161,8 +160,8 @@ class Evaluator:
         base, start = self.address(node.buffer, offset, scope)
         lanes, ways = vector.lanes, vector.ways
         if step.constant == 1 and not step.terms:
-            if node.buffer in self.ahead and scope.mask is None:
-                self.b.prefetch(base, dtype, start, self.ahead[node.buffer], lanes * ways)
+            if node.buffer in scope.ahead:
+                self.b.prefetch(base, dtype, start, scope.ahead[node.buffer], lanes * ways)
             return self.b.load(dtype, base, start, lanes, ways, mask=scope.mask)
         stride = self.scalar_index(step, scope)
         return self.b.load_strided(dtype, base, start, stride, lanes, ways, mask=scope.mask)

@@ -6,13 +6,13 @@ body is a scope of its own, so what is computed in it is not seen outside of it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from ferrite.errors import Malformed
 from ferrite.loops.index import Axis, Index, free_axes
-from ferrite.loops.nodes import Expr
+from ferrite.loops.nodes import Buffer, Expr
 from ferrite.native.builder import Value
 
 
@@ -74,17 +74,19 @@ def even_ways(extent: Index, lanes: int, most: int) -> int:
 
 @dataclass
 class Scope:
-    """`mask`: lanes that count, None for all. Outside of them nothing is read, written or checked."""
+    """`mask`: lanes that count, None for all. Outside of them nothing is read, written or checked. `ahead`: how far
+    after a load of a buffer memory is that will be needed soon."""
 
     parent: Scope | None = None
     axes: dict[Axis, Value] = field(default_factory=dict)  # scalar positions; of the axis in lanes, where they start
     vector: Lanes | None = None
     mask: Value | None = None
+    ahead: Mapping[Buffer, int] = field(default_factory=dict)
     known: dict[Any, Value] = field(default_factory=dict)
 
     def inner(self, **changes: Any) -> Scope:
         """A scope inside this one, with the same lanes unless told otherwise."""
-        return Scope(self, **{"vector": self.vector, "mask": self.mask, **changes})
+        return Scope(self, **{"vector": self.vector, "mask": self.mask, "ahead": self.ahead, **changes})
 
     def find(self, key: Any) -> Value | None:
         scope: Scope | None = self

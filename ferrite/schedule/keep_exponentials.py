@@ -35,8 +35,8 @@ def _in_two(nest: Nest, lane: Axis, name: str) -> tuple[Buffer, Nest, Nest] | No
         exponential: here,
         Reduce("softmax", most.axes, most.body, "sum"): Reduce("sum", most.axes, there, "value"),
     }
-    store = Store(kept, here.index, apply_rules(exponential, [lambda node: first.get(node)]))
-    return kept, Nest(nest.axes, (store,)), apply_rules(nest, [lambda node: second.get(node)])
+    store = Store(kept, here.index, apply_rules(exponential, (first.get,)))
+    return kept, Nest(nest.axes, (store,)), apply_rules(nest, (second.get,))
 
 
 def _exponential(nest: Nest, lane: Axis) -> tuple[Apply, Reduce] | None:

@@ -20,7 +20,7 @@ from ferrite.loops.nodes import Apply, Buffer, Expr, Load, Nest, Program, Random
 from ferrite.loops.rewrite import apply_rules, can_raise, fresh_name, loaded_in, names_in, substitute_axes, walk
 from ferrite.loops.shapes import contiguous_strides
 from ferrite.schedule.arrange import LONGEST_ROW
-from ferrite.schedule.shape import QUICK, best_axis, places_of
+from ferrite.schedule.shape import best_axis, is_quick, places_of
 
 TWO_PASSES = ("welford", "softmax")  # reductions that go over what they combine twice
 
@@ -85,14 +85,9 @@ def _once(nest: Nest, lane: Axis, name: str) -> tuple[Buffer, Nest, Nest] | None
             if free_axes(node.body) <= {*nest.axes, along} and (own in nodes or node.operation in TWO_PASSES):
                 kept, here, there = kept_row(nest, lane, along, own, name)
                 places: dict[Expr, Expr] = {own: here, node.body: there}
-                return kept, Nest(nest.axes, (Store(kept, here.index, own),)), _with(nest, places)
+                return kept, Nest(nest.axes, (Store(kept, here.index, own),)), apply_rules(nest, (places.get,))
     return None
 
 
-def _with(nest: Nest, places: dict[Expr, Expr]) -> Nest:
-    return apply_rules(nest, [lambda node: places.get(node)])
-
-
 def _takes_long(value: Expr) -> bool:
-    slow = (node for node in walk(value) if isinstance(node, (Apply, Random)))
-    return any(isinstance(node, Random) or node.operation not in QUICK for node in slow)
+    return not all(is_quick(node) for node in walk(value) if isinstance(node, (Apply, Random)))

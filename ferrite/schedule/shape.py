@@ -82,7 +82,7 @@ def shape_of(axes: tuple[Axis, ...], body: Sequence[Statement]) -> Shape:
     outer = tuple(axis for axis in axes if axis is not vector)
     turned = tuple(_turned_loads(outer[-1], vector, body)) if outer else ()
     ways = ways_of(*body, along=vector)
-    if not reductions and all(_is_quick(part) for part in _operations_in(body, vector)):
+    if not reductions and all(is_quick(part) for part in _operations_in(body, vector)):
         ways = min(ways, FEW_WAYS)
     return Shape(outer, vector, width_of(*body, along=vector), ways, turned)
 
@@ -188,7 +188,8 @@ def ways_of(*parts: Statement | Expr, along: Axis | None = None) -> int:
     return MOST_WAYS if operations <= LONG_BODY else 2 if operations <= LONGEST_BODY else 1
 
 
-def _is_quick(part: Apply | Random) -> bool:
+def is_quick(part: Apply | Random) -> bool:
+    """Whether it is done in a few instructions."""
     return isinstance(part, Apply) and part.operation in QUICK
 
 

@@ -190,6 +190,13 @@ def test_reductions_that_are_the_same_in_all_lanes_and_folds_in_their_order(targ
         assert_as_the_oracle(program, code, {"s0": s0}, s0)
 
 
+def test_a_loop_that_reads_a_row_again_asks_for_the_next_one() -> None:
+    text = "def program(x: f32[64, 512], y: out(f32[64, 512])):\n    for i, j in box(64, 512):\n        y[i, j] = {}\n"
+    norm = emit([parse_program(text.format("x[i, j] / sum(x[i, r] for r in box(512))"))], host()).text
+    assert "llvm.prefetch" in norm
+    assert "prefetch" not in emit([parse_program(text.format("x[i, j] * f32(2.0)"))], host()).text
+
+
 ORDERED = {
     "a later statement changes what a later point reads": """
     for i, j in box(6, s0):

@@ -17,7 +17,7 @@ into the input is one to the view itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -72,8 +72,10 @@ def write_in_place(graph: Graph) -> int:
         for write in writes:
             copied = _replace(graph, write, start)
             waiting += [copied] if copied is not None else []
-        copy.replace_all_uses_with(start if start.op == "placeholder" else target)
+        copy.replace_all_uses_with(start)
         graph.erase_node(copy)
+        if target is not start and not target.users:
+            graph.erase_node(target)
         written += len(writes)
     return written
 
@@ -105,35 +107,37 @@ def _nobody_can_tell(graph: Graph, copy: Node, writes: list[Node]) -> bool:
     """Whether everyone who reads the memory finds there what the functional graph would have given it.
 
     Versions: 0 is what was there, n what the n-th write made. Who reads a version does so before the next one."""
-    start = writes[0].args[0]
-    memory = memory_of(start)
+    memory = memory_of(writes[0].args[0])
     if memory is None or memory.op != "placeholder":
         return False
     versions: dict[Node, int] = {memory: 0} | {write: number for number, write in enumerate(writes, 1)}
-    now, is_copied = 0, False
-    for node in graph.nodes:
-        if node in versions and node is not memory:
-            now = versions[node]
-            others = [leaf for leaf in tree_leaves((node.args[1:], node.kwargs)) if isinstance(leaf, Node)]
-            if any(memory_of(other) in versions for other in others):
-                return False
-            continue
-        if node is copy:
-            is_copied = True
-            continue
-        if _reads_no_element(node):
-            continue
-        for read in node.all_input_nodes:
-            root = memory_of(read)
-            if root not in versions:
+    for write in writes:
+        others = (leaf for leaf in tree_leaves((write.args[1:], write.kwargs)) if isinstance(leaf, Node))
+        if any(memory_of(other) in versions for other in others):
+            return False
+    output = output_node(graph)
+    for value, version in versions.items():
+        for shared, reader in _readers(value):
+            if reader is copy or reader in versions:
                 continue
-            if node is output_node(graph) and root is not memory and not _are_inputs(node, read):
+            if reader is output and value is not memory and not _are_inputs(output, shared):
                 return False
-            if versions[root] != now and not (is_copied and root is memory):
-                return False
-            if is_copied and root is not memory and versions[root] != len(writes):
+            now = sum(write < reader for write in writes)
+            if version != now and not (value is memory and copy < reader):
                 return False
     return True
+
+
+def _readers(value: Node) -> Iterator[tuple[Node, Node]]:
+    """Who reads elements of a value, itself or through views: what they read, and they."""
+    waiting = [value]
+    while waiting:
+        shared = waiting.pop()
+        for user in shared.users:
+            if memory_of(user) is not user and user.op == "call_function" and not written_arguments(user):
+                waiting.append(user)
+            if not _reads_no_element(user):
+                yield shared, user
 
 
 def _are_inputs(output: Node, value: Node) -> bool:
