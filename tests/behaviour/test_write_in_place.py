@@ -12,7 +12,8 @@ from torch import Tensor
 import ferrite
 from tests.behaviour.compare import STRICT, compare
 
-CACHE, ROWS, AT = torch.randn(3, 9, 8), torch.randn(3, 2, 8), torch.tensor([5, 0])
+# Nothing is negative, so that no sum cancels: eager's own rounding would then be as large as its result.
+CACHE, ROWS, AT = torch.rand(3, 9, 8), torch.rand(3, 2, 8), torch.tensor([5, 0])
 
 
 def written() -> int:
@@ -106,7 +107,7 @@ def test_they_write_in_memory(function: Callable[..., Any]) -> None:
 @pytest.mark.parametrize("layout", ["transposed", "a part"])
 @pytest.mark.parametrize("function", ALL, ids=lambda function: function.__name__)
 def test_inputs_with_gaps(function: Callable[..., Any], layout: str) -> None:
-    cache = torch.randn(8, 9, 3).transpose(0, 2) if layout == "transposed" else torch.randn(4, 12, 8)[1:, 2:11]
+    cache = torch.rand(8, 9, 3).transpose(0, 2) if layout == "transposed" else torch.rand(4, 12, 8)[1:, 2:11]
     compare(function, cache, AT, ROWS)
 
 
