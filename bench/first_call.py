@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from bench.compare import Case, Comparison, Plan, compare
@@ -27,8 +28,7 @@ BACKENDS = {BASELINE: BASELINE, "ferrite": "ferrite"}
 PEERS = {"eager": None, "dynamo": "eager", "inductor": "inductor"}  # torch's backend "eager" is Dynamo alone
 
 
-def make_case(model: str, mode: str, size: str, peers: list[str]) -> Case:
-    backends = BACKENDS | {peer: PEERS[peer] for peer in peers}
+def make_case(model: str, mode: str, size: str, backends: Mapping[str, str | None]) -> Case:
     job = {"model": model, "mode": mode, "size": size}
     return Case(f"{model} {mode}", tuple(contender(name, backend, **job) for name, backend in backends.items()))
 
@@ -71,16 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
     wanted = parse(arguments)
     console = open_console()
     backends = BACKENDS | {peer: PEERS[peer] for peer in wanted.peer}
-    cases = [
-        Case(
-            f"{model} {mode}",
-            tuple(
-                contender(name, backend, model=model, mode=mode, size=wanted.size) for name, backend in backends.items()
-            ),
-        )
-        for model in wanted.models
-        for mode in wanted.modes
-    ]
+    cases = [make_case(model, mode, wanted.size, backends) for model in wanted.models for mode in wanted.modes]
     plan = Plan(rounds=wanted.rounds, threads=wanted.threads, cache=wanted.cache)
     comparison = compare("First call", cases, baseline=BASELINE, plan=plan, progress=watcher(console))
     columns = [

@@ -54,6 +54,7 @@ from ferrite.graph.decompose import decomposition_table
 from ferrite.graph.eager_only import reason_for_eager
 from ferrite.graph.query import family
 from ferrite.graph.snapshot import restore, take
+from ferrite.graph.strides import current_strides
 from ferrite.graph.whole import kept_whole
 from ferrite.interface import compile_shaped
 from ferrite.options import Options, from_environment, resolve
@@ -223,7 +224,7 @@ class _Compilation:
             folder.captured(module, f"graph_{graph_id}_{phase}")
             spare = {member: take(member.graph) for _, member in family(module)}
             try:
-                compiled = scheme_of(options)(module, graph_id, phase, _inputs_of(phase), options, record)
+                compiled = scheme_of(options)(module, graph_id, phase, _inputs_of(phase, inputs), options, record)
             except Exception as error:
                 if options.strict:
                     raise FerriteError(f"{record.name}", error).with_traceback(error.__traceback__) from error
@@ -232,6 +233,8 @@ class _Compilation:
                 for member, snapshot in spare.items():
                     restore(member, snapshot)
                 return make_boxed_func(module.forward)
+            if phase == "forward":
+                _report_strides(module)
             trace.matrix_products(module)
             trace.compiled_graph(compiled)
             trace.graph_record(record, options.compile_mode)
@@ -243,15 +246,22 @@ class _Compilation:
 _LOUD = {"forward": "FORWARDS", "backward": "BACKWARDS", "inference": "INFERENCE"}
 
 
-def _inputs_of(phase: str) -> pipeline.Inputs:
-    """Which inputs are the same tensors in every call, and which the backward may overwrite."""
+def _inputs_of(phase: str, values: Sequence[Any]) -> pipeline.Inputs:
+    """Which inputs are the same tensors in every call, which the backward may overwrite, and how they lie in memory."""
     context = TracingContext.try_get()
     facts = context.fw_metadata if context is not None else None
-    if facts is None:
-        return pipeline.Inputs()
     if phase == "backward":
-        return pipeline.Inputs(donated=frozenset(facts.bw_donated_idxs or ()))
-    return pipeline.Inputs(static=frozenset(facts.static_input_indices or ()))
+        donated = facts.bw_donated_idxs if facts is not None else None
+        return pipeline.Inputs(donated=frozenset(donated or ()), values=tuple(values))
+    static = facts.static_input_indices if facts is not None else None
+    return pipeline.Inputs(static=frozenset(static or ()))
+
+
+def _report_strides(module: GraphModule) -> None:
+    """Tell AOTAutograd how the outputs of a forward graph lie, so that it gives the backward inputs that lie so."""
+    context = TracingContext.try_get()
+    if context is not None and context.output_strides is not None:
+        context.output_strides += current_strides(module.graph)
 
 
 def _refuse_other_devices(inputs: Sequence[Any], options: Options) -> None:

@@ -20,9 +20,11 @@ from ferrite.graph.describe import device_types, mutated_inputs, output_strides
 from ferrite.graph.eager_strides import correct_strides
 from ferrite.graph.joint import JOINT
 from ferrite.graph.post_grad import MUTATE, POST_GRAD, PREPARE
+from ferrite.graph.post_grad.channels_last import choose_layout
 from ferrite.graph.post_grad.emit_deferred_asserts import emit_deferred_asserts
 from ferrite.graph.pre_grad import PRE_GRAD
 from ferrite.graph.query import family
+from ferrite.graph.relayout import adopt_inputs
 from ferrite.graph.snapshot import take
 from ferrite.graph.strides import note_output_strides, restore_output_strides
 from ferrite.graph.values import refresh
@@ -53,6 +55,7 @@ class Inputs:
 
     static: frozenset[int] = frozenset()
     donated: frozenset[int] = frozenset()
+    values: tuple[Any, ...] = ()  # as fake tensors; their strides may be others than the trace had
 
 
 def edit_pre_grad(module: GraphModule, options: Options, record: GraphRecord) -> None:
@@ -73,7 +76,7 @@ def compile_graph(
     """One graph after autograd becomes one compiled graph."""
     record.nodes = len(module.graph.nodes)
     with record.stage("post_grad"):
-        edit_post_grad(module, phase, options, record)
+        edit_post_grad(module, inputs, options, record)
     with record.stage("lower"):
         check_graph(module, "lower", after_autograd=True, values=True)
         rules = Rules(use_rows=options.executor != "eager", counter_random=not options.fallback_random)
@@ -110,21 +113,22 @@ def rewrite_kernel(kernel: Program, options: Options, record: GraphRecord) -> Pr
     return rewritten
 
 
-def edit_post_grad(module: GraphModule, phase: str, options: Options, record: GraphRecord) -> None:
+def edit_post_grad(module: GraphModule, inputs: Inputs, options: Options, record: GraphRecord) -> None:
     """Passes over a graph after autograd, with the strides that the user sees noted before and restored after. Where
-    ops are lowered, the strides of the trace are what is made, so they must be eager's."""
+    ops are lowered, the strides of the trace are what is made, so they must be eager's; but inputs lie as they are
+    given."""
     if options.executor != "eager":
         correct_strides(module)
-    if options.keep_output_stride:
-        note_output_strides(module.graph, phase)
+    note_output_strides(module.graph, keep=options.keep_output_stride)
     prepare = PREPARE if options.runtime_asserts else tuple(run for run in PREPARE if run is not emit_deferred_asserts)
     edit(module, "post_grad", prepare, options, record)
-    if POST_GRAD:
-        before = {member: take(member.graph) for _, member in family(module)}
-        if edit(module, "post_grad", POST_GRAD, options, record):
-            for member, snapshot in before.items():
-                refresh(member, snapshot)
-            restore_output_strides(module.graph)
+    adopted = adopt_inputs(module.graph, inputs.values)
+    record.decisions.append(choose_layout(module.graph))
+    before = {member: take(member.graph) for _, member in family(module)}
+    if edit(module, "post_grad", POST_GRAD, options, record) or adopted:
+        for member, snapshot in before.items():
+            refresh(member, snapshot)
+        restore_output_strides(module.graph)
     edit(module, "post_grad", MUTATE, options, record)
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from torch.fx import Graph
 
-import torch
-from torch.fx import Graph, Node
-
-from ferrite.graph.query import output_node, tensors, written_arguments
+from ferrite.graph.query import tensors, written_arguments
+from ferrite.graph.strides import current_strides
 
 
 def mutated_inputs(graph: Graph) -> tuple[int, ...]:
@@ -25,12 +23,4 @@ def device_types(graph: Graph) -> tuple[str, ...]:
 
 def output_strides(graph: Graph) -> tuple[tuple[str, ...] | None, ...]:
     """The strides of every output as expressions; None for what is no plain tensor."""
-    result = output_node(graph).args[0]
-    nodes = result if isinstance(result, (tuple, list)) else [result]
-    return tuple(_stride_text(node.meta.get("val") if isinstance(node, Node) else node) for node in nodes)
-
-
-def _stride_text(value: Any) -> tuple[str, ...] | None:
-    if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
-        return None
-    return tuple(str(stride) for stride in value.stride())
+    return tuple(None if strides is None else tuple(map(str, strides)) for strides in current_strides(graph))

@@ -51,13 +51,16 @@ def written_arguments(node: Node) -> list[Node]:
 
 def memory_of(value: Any) -> Node | None:
     """The node whose memory a value shares, followed through views. A reshape may be one."""
-    while isinstance(value, Node) and value.op == "call_function":
-        schema = getattr(value.target, "_schema", None)
-        is_view = schema is not None and any(result.alias_info is not None for result in schema.returns)
-        if not is_view and value.target is not torch.ops.aten.reshape.default:
-            return value
+    while isinstance(value, Node) and is_view(value):
         value = value.args[0]
     return value if isinstance(value, Node) else None
+
+
+def is_view(node: Node) -> bool:
+    """Whether a call may give a view of its first argument. A reshape may."""
+    schema = getattr(node.target, "_schema", None) if node.op == "call_function" else None
+    aliases = schema is not None and any(result.alias_info is not None for result in schema.returns)
+    return aliases or node.target is torch.ops.aten.reshape.default
 
 
 def attribute(module: Any, path: str) -> Any:

@@ -10,7 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch._functorch._aot_autograd.descriptors import PlainAOTOutput
+from torch._functorch._aot_autograd.descriptors import (
+    SavedForBackwardsAOTOutput,
+    SavedForBackwardsNoVcCheckAOTOutput,
+)
 from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
@@ -19,42 +22,54 @@ from ferrite.graph.query import output_node
 aten = torch.ops.aten
 
 NOTED = "ferrite_output_strides"
+_SAVED = (SavedForBackwardsAOTOutput, SavedForBackwardsNoVcCheckAOTOutput)
 
 
-def note_output_strides(graph: Graph, phase: str) -> None:
-    """Store on the output node the strides that each visible output must have; None where nothing is asked."""
+def note_output_strides(graph: Graph, *, keep: bool = True) -> None:
+    """Store on the output node the strides that each visible output must have; None where nothing is asked: of what is
+    saved for the backward, and, if `keep` is false, of all."""
     output = output_node(graph)
-    values = _outputs(output)
+    values = output_values(graph)
     roles = output.meta.get("desc")
     noted: list[tuple[Any, ...] | None] = []
     for index, node in enumerate(values):
-        visible = phase != "forward" or roles is None or isinstance(roles[index], PlainAOTOutput)
+        visible = keep and not (roles is not None and isinstance(roles[index], _SAVED))
         noted.append(_strides(node) if visible else None)
     output.meta[NOTED] = noted
 
 
 def restore_output_strides(graph: Graph) -> int:
     """output(x), x with other strides than noted  ->  output(copy of x with the noted strides)"""
-    output = output_node(graph)
-    noted = output.meta.get(NOTED)
+    output, noted = output_node(graph), noted_strides(graph)
     if noted is None:
         return 0
-    values = list(_outputs(output))
+    values = output_values(graph)
     restored = 0
     for index, (node, wanted) in enumerate(zip(values, noted, strict=True)):
         if wanted is None or _same(_strides(node), wanted):
             continue
         with graph.inserting_before(output):
-            values[index] = _copy_with_strides(graph, node, wanted)
+            values[index] = copy_with_strides(graph, node, wanted)
         restored += 1
     if restored:
         output.args = (type(output.args[0])(values),)
     return restored
 
 
-def _outputs(output: Node) -> list[Any]:
-    result = output.args[0]
+def noted_strides(graph: Graph) -> list[tuple[Any, ...] | None] | None:
+    """What `note_output_strides` wrote down; None if it did not run on this graph."""
+    noted: list[tuple[Any, ...] | None] | None = output_node(graph).meta.get(NOTED)
+    return noted
+
+
+def output_values(graph: Graph) -> list[Any]:
+    result = output_node(graph).args[0]
     return list(result) if isinstance(result, (tuple, list)) else [result]
+
+
+def current_strides(graph: Graph) -> list[tuple[Any, ...] | None]:
+    """How each output lies now; None for what is no plain tensor."""
+    return [_strides(node) for node in output_values(graph)]
 
 
 def _strides(node: Any) -> tuple[Any, ...] | None:
@@ -70,21 +85,21 @@ def _same(found: tuple[Any, ...] | None, wanted: tuple[Any, ...]) -> bool:
     return found is None or [str(s) for s in found] == [str(s) for s in wanted]
 
 
-def _copy_with_strides(graph: Graph, node: Node, strides: tuple[Any, ...]) -> Node:
+def copy_with_strides(graph: Graph, node: Node, strides: tuple[Any, ...]) -> Node:
     """Static strides are made exactly; symbolic ones by their order: a contiguous clone of a permuted view."""
     value = node.meta["val"]
     if all(isinstance(extent, int) for extent in (*value.shape, *strides)):
-        buffer = _insert(graph, aten.new_empty_strided.default, (node, list(value.shape), list(strides)))
-        return _insert(graph, aten.copy.default, (buffer, node))
+        buffer = insert(graph, aten.new_empty_strided.default, (node, list(value.shape), list(strides)))
+        return insert(graph, aten.copy.default, (buffer, node))
     hints = [int(stride) if isinstance(stride, int) else stride.node.hint for stride in strides]
     order = sorted(range(len(hints)), key=lambda dim: -hints[dim])
     inverse = [order.index(dim) for dim in range(len(order))]
-    permuted = _insert(graph, aten.permute.default, (node, order))
-    dense = _insert(graph, aten.clone.default, (permuted,), {"memory_format": torch.contiguous_format})
-    return _insert(graph, aten.permute.default, (dense, inverse))
+    permuted = insert(graph, aten.permute.default, (node, order))
+    dense = insert(graph, aten.clone.default, (permuted,), {"memory_format": torch.contiguous_format})
+    return insert(graph, aten.permute.default, (dense, inverse))
 
 
-def _insert(graph: Graph, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Node:
+def insert(graph: Graph, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Node:
     """A call whose fake value is known at once, so that the graph stays checkable."""
     node = graph.call_function(target, args, kwargs or {})
     values = torch.fx.node.map_arg((args, kwargs or {}), lambda source: source.meta["val"])

@@ -33,7 +33,7 @@ def refresh(module: GraphModule, snapshot: Snapshot) -> int:
         fake_mode = fake_mode or fake_mode_of(module.graph)
         old = node.meta.get("val")
         node.meta["val"] = evaluate(module, node, fake_mode)
-        if not _same_metadata(old, node.meta["val"]):
+        if not same_metadata(old, node.meta["val"]):
             changed.add(node)
         stale += 1
     return stale
@@ -53,7 +53,8 @@ def evaluate(module: GraphModule, node: Node, fake_mode: FakeTensorMode) -> Any:
         return node.target(*args, **kwargs)
 
 
-def _same_metadata(old: Any, new: Any) -> bool:
+def same_metadata(old: Any, new: Any) -> bool:
+    """Whether two fake values say the same of what they stand for: type, sizes, strides."""
     if isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor):
         return (
             old.dtype == new.dtype
@@ -63,5 +64,5 @@ def _same_metadata(old: Any, new: Any) -> bool:
             and (old.layout != torch.strided or [str(s) for s in old.stride()] == [str(s) for s in new.stride()])
         )
     if isinstance(old, (tuple, list)) and isinstance(new, (tuple, list)):
-        return len(old) == len(new) and all(_same_metadata(a, b) for a, b in zip(old, new, strict=True))
+        return len(old) == len(new) and all(same_metadata(a, b) for a, b in zip(old, new, strict=True))
     return type(old) is type(new) and str(old) == str(new)

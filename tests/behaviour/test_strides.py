@@ -10,7 +10,10 @@ import torch
 from torch import Tensor
 from torch.fx import Graph
 
+import ferrite
 from ferrite import pipeline
+from ferrite.decisions import Decision
+from ferrite.report.record import GraphRecord, Record
 from tests.behaviour.compare import compare, equal
 
 aten = torch.ops.aten
@@ -72,6 +75,50 @@ def test_channels_last_convolution(training: bool, dynamic: bool, bias: bool) ->
     # The gradient of a bias in front of a batch norm is 0: what is there is rounding.
     result = compare(module, x, training=training, dynamic=dynamic, calls=1, exact=not (training and bias))
     assert result.is_contiguous(memory_format=torch.channels_last)
+
+
+def layouts(record: Record) -> list[tuple[GraphRecord, Decision]]:
+    """What was decided on the layout of each graph's convolutions."""
+    return [(graph, choice) for graph in record.graphs for choice in graph.decisions if choice.what == "channels last"]
+
+
+class Residual(torch.nn.Module):
+    """Convolutions whose layout the compiler may choose, with a custom op and a view in the middle."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = torch.nn.Conv2d(3, 8, 3, padding=1, bias=False)
+        self.norm = torch.nn.BatchNorm2d(8)
+        self.inner = torch.nn.Conv2d(8, 8, 3, padding=1, groups=8)
+        self.last = torch.nn.Conv2d(8, 4, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        stem = self.norm(self.stem(x)).relu()
+        inner = note(self.inner(stem)) + stem
+        pooled = torch.nn.functional.max_pool2d(inner, 2)
+        return self.last(pooled), pooled.flatten(1), inner.permute(0, 2, 3, 1), pooled[:, 1:3]
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_the_layout_that_is_chosen_for_convolutions_is_not_seen(training: bool, dynamic: bool) -> None:
+    Recorder.strides.clear()
+    # What goes through convolutions in another layout is summed in another order.
+    module = Residual().requires_grad_(training)
+    compare(module, torch.randn(2, 3, 8, 8), training=training, dynamic=dynamic, calls=1, exact=False)
+    assert len(set(Recorder.strides)) == 1
+    record = ferrite.last_record()
+    assert record is not None
+    taken = {graph.phase: choice.taken for graph, choice in layouts(record)}
+    assert taken == ({"forward": True, "backward": True} if training else {"inference": True})
+
+
+def test_a_layout_is_not_chosen_for_what_onednn_does_not_do() -> None:
+    module = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Conv2d(8, 8, 3)).double()
+    compare(module, torch.randn(2, 3, 8, 8, dtype=torch.float64), training=True)
+    record = ferrite.last_record()
+    assert record is not None
+    assert not any(choice.taken for _, choice in layouts(record))
 
 
 def test_channels_last_3d() -> None:
@@ -211,6 +258,9 @@ def note(x: Tensor) -> Tensor:
 @note.register_fake
 def _(x: Tensor) -> Tensor:
     return torch.empty_like(x)
+
+
+note.register_autograd(lambda context, gradient: gradient)
 
 
 @pytest.mark.parametrize("name", ["contiguous", "transposed", "expanded", "sliced", "size_one"])

@@ -120,7 +120,7 @@ def test_output_strides_are_put_back(strides: tuple[int, int]) -> None:
     module = parse_graph(
         f"def graph(x: f32[4, 2].stride{strides}):\n    sin = aten.add.Tensor(x, 1)\n    return (sin,)\n"
     )
-    note_output_strides(module.graph, "inference")
+    note_output_strides(module.graph)
     sin = module.graph.find_nodes(op="call_function", target=aten.add.Tensor)[0]
     wanted = sin.meta["val"].stride()
     snapshot = take(module.graph)

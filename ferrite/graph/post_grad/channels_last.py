@@ -1,0 +1,109 @@
+"""Convolutions read and write channels last, the layout that oneDNN computes in.
+
+    convolution(x, w)               ->  convolution(clone(x, channels_last), w)
+    convolution_backward(dy, x, w)  ->  convolution_backward(clone(dy, channels_last), clone(x, channels_last), w)
+
+What follows takes the layout of what it reads, so a chain of convolutions, norms, activations and pools has one copy in
+front and none inside; outputs that the user sees get eager's strides back at the end.
+
+It pays if it saves more bytes than it moves. Given other layouts, oneDNN copies the operands of each convolution into
+one of its own and the result back; given channels last it reads and writes in place. `choose_layout` counts the former
+for every convolution against the copies that the layout would need here, and says how it came out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+from ferrite.decisions import Decision
+from ferrite.graph.query import calls, tensors
+from ferrite.graph.relayout import IMAGES, lies_so, relayout
+from ferrite.graph.strides import noted_strides, output_values
+
+aten = torch.ops.aten
+
+# The operands that are images, by position; the first result is one too.
+CONVOLUTIONS: dict[Any, tuple[int, ...]] = {
+    aten.convolution.default: (0,),
+    aten.convolution_backward.default: (0, 1),
+}
+_DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
+
+
+def channels_last(graph: Graph) -> int:
+    if noted_strides(graph) is None or not choose_layout(graph).taken:
+        return 0
+    return relayout(graph, _wanted)
+
+
+def choose_layout(graph: Graph) -> Decision:
+    """Whether the convolutions of a graph run channels last, and why."""
+    convolutions = [node for node in calls(graph, *CONVOLUTIONS) if _wanted(node)]
+    names = tuple(node.name for node in convolutions)
+    if not convolutions:
+        return Decision("channels last", names, False, "no convolution that oneDNN does")
+    saved = sum(_bytes(image) for node in convolutions for image in (*_images(node), node))
+    moved = sum(map(_bytes, _copied(graph, set(convolutions))))
+    reason = f"oneDNN would copy {saved:,} bytes, {moved:,} are copied to have the layout"
+    return Decision("channels last", names, moved < saved, reason)
+
+
+def _wanted(node: Node) -> Mapping[int, torch.memory_format]:
+    """For each image among the operands of a convolution the layout it is to have; nothing for other nodes."""
+    if node.target not in CONVOLUTIONS or not torch.backends.mkldnn.enabled or not torch.backends.mkldnn.is_available():
+        return {}
+    images = [image.meta.get("val") for image in _images(node)]
+    if not all(isinstance(value, torch.Tensor) and _is_oneDNN(value) for value in images):
+        return {}
+    return {position: IMAGES[value.dim()] for position, value in zip(CONVOLUTIONS[node.target], images, strict=True)}
+
+
+def _is_oneDNN(value: torch.Tensor) -> bool:
+    return (
+        value.dim() in IMAGES
+        and value.dtype in _DTYPES
+        and value.device.type == "cpu"
+        and value.layout == torch.strided
+        and not free_unbacked_symbols((*value.shape, *value.stride()))
+    )
+
+
+def _images(node: Node) -> list[Node]:
+    return [
+        image for image in (node.args[position] for position in CONVOLUTIONS[node.target]) if isinstance(image, Node)
+    ]
+
+
+def _copied(graph: Graph, convolutions: set[Node]) -> list[Node]:
+    """What has to be copied: images that do not come from a convolution, and visible outputs that do."""
+    laid: set[Node] = set()
+    copied: dict[Node, None] = {}
+    for node in graph.nodes:
+        if node in convolutions:
+            for image, wish in zip(_images(node), _wanted(node).values(), strict=True):
+                if image not in laid and not lies_so(image.meta["val"], wish):
+                    copied[image] = None
+            laid.add(node)
+        elif _is_image(node) and not laid.isdisjoint(node.all_input_nodes):
+            laid.add(node)
+    results = output_values(graph)
+    seen = [node for node, strides in zip(results, noted_strides(graph) or (), strict=False) if strides is not None]
+    return [*copied, *(node for node in seen if node in laid)]
+
+
+def _is_image(node: Node) -> bool:
+    return any(value.dim() in IMAGES for value in tensors(node))
+
+
+def _bytes(node: Node) -> int:
+    """Of the first tensor that a node gives; a size that is a symbol counts as what it was in the trace."""
+    value = next(tensors(node), None)
+    if value is None:
+        return 0
+    count = value.numel()
+    return value.element_size() * (count if isinstance(count, int) else count.node.hint or 0)
