@@ -15,7 +15,7 @@ from torch.fx import GraphModule
 from bench.zoo import Entry, Size
 from ferrite.graph.decompose import decomposition_table
 from ferrite.options import Options
-from ferrite.pipeline import edit_post_grad
+from ferrite.pipeline import Inputs, edit_post_grad
 from ferrite.report.record import GraphRecord
 
 OPTIONS = Options(executor="oracle", strict=True)
@@ -58,7 +58,7 @@ def capture_function(function: Callable[..., Any], *inputs: torch.Tensor) -> lis
 def _catcher(name: str, found: list[Captured]) -> Callable[..., Any]:
     def keep(phase: str) -> Callable[[GraphModule, Sequence[Any]], Any]:
         def compile(module: GraphModule, inputs: Sequence[Any]) -> Any:
-            edit_post_grad(module, phase, OPTIONS, GraphRecord(name, phase))
+            edit_post_grad(module, Inputs(), OPTIONS, GraphRecord(name, phase))
             found.append(Captured(name, phase, module))
             return make_boxed_func(module.forward)
 

@@ -89,7 +89,8 @@ def copy_with_strides(graph: Graph, node: Node, strides: tuple[Any, ...]) -> Nod
     """Static strides are made exactly; symbolic ones by their order: a contiguous clone of a permuted view."""
     value = node.meta["val"]
     if all(isinstance(extent, int) for extent in (*value.shape, *strides)):
-        buffer = insert(graph, aten.new_empty_strided.default, (node, list(value.shape), list(strides)))
+        kind = {"dtype": value.dtype, "device": value.device}
+        buffer = insert(graph, aten.empty_strided.default, (list(value.shape), list(strides)), kind, value.fake_mode)
         return insert(graph, aten.copy.default, (buffer, node))
     hints = [int(stride) if isinstance(stride, int) else stride.node.hint for stride in strides]
     order = sorted(range(len(hints)), key=lambda dim: -hints[dim])
@@ -99,11 +100,14 @@ def copy_with_strides(graph: Graph, node: Node, strides: tuple[Any, ...]) -> Nod
     return insert(graph, aten.permute.default, (dense, inverse))
 
 
-def insert(graph: Graph, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Node:
-    """A call whose fake value is known at once, so that the graph stays checkable."""
+def insert(
+    graph: Graph, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, mode: Any = None
+) -> Node:
+    """A call whose fake value is known at once, so that the graph stays checkable. `mode`: that of its operands, if it
+    has none."""
     node = graph.call_function(target, args, kwargs or {})
     values = torch.fx.node.map_arg((args, kwargs or {}), lambda source: source.meta["val"])
-    fake = next(v for v in torch.utils._pytree.tree_leaves(values) if isinstance(v, torch.Tensor)).fake_mode
-    with torch.no_grad(), fake:
+    operands = (value for value in torch.utils._pytree.tree_leaves(values) if isinstance(value, torch.Tensor))
+    with torch.no_grad(), mode or next(operands).fake_mode:
         node.meta["val"] = target(*values[0], **values[1])
     return node

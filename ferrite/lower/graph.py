@@ -326,6 +326,8 @@ class _OneGraph:
         value.is_doubtful = self._is_doubtful(node, target)
 
     def _is_doubtful(self, node: Node, target: str) -> bool:
+        if all(user.target is aten.copy.default and user.args[1] is node for user in node.users):
+            return False  # a copy takes the strides of what it goes to
         if target in BREAKS_ITS_PROMISE:
             return isinstance(node.meta.get("val"), torch.Tensor) and not _is_static(node.meta["val"])
         if node.target is operator.getitem and node.args[1] == 1:
