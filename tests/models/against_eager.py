@@ -8,10 +8,10 @@ Structure, dtype, shape, strides, `requires_grad` and the end of the random stre
 are integers and booleans. Random numbers are drawn by eager (`fallback_random`), or nothing could be compared. Floats
 are rounded elsewhere than in eager, so they are judged by one of two rules:
 - *fp64*: the same run is done in eager in float64 from the same seed. The root-mean-square distance of each tensor from
-  that reference is at most `SLACK` times eager's own, or what is usual for eager in a tensor of that size if it was lucky
-  there (the median of its group: all outputs, all gradients, ...), plus `UNITS` in the last place of the tensor and of
-  its group, without which gradients that are zero but for rounding could not be judged. To show that the reference is
-  the same function, eager as a whole has to be within `SANE` of it.
+  that reference is at most `SLACK` times eager's own, or what is usual for eager in a tensor of that size if it was
+  lucky there (the median of its group: all outputs, all gradients, ...), plus `UNITS` in the last place of the tensor
+  and of its group, without which gradients that are zero but for rounding could not be judged. To show that the
+  reference is the same function, eager as a whole has to be within `SANE` of it.
 - *near*, where there is no reference: the root-mean-square distance of each tensor from eager's is at most `NEAR` times
   the size of the tensor and of the largest one of its group.
 
