@@ -7,7 +7,7 @@ RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 TEST_JOBS ?= $(shell $(PYTHON) -c "import os; print(min(os.cpu_count() or 1, 8))")
 
-.PHONY: demo test lint bench bench-kernels bench-models conformance clean
+.PHONY: demo test lint bench bench-kernels bench-models bench-overhead conformance clean
 
 demo: $(READY)
 	$(RUN) -m bench.demo
@@ -28,6 +28,10 @@ bench: $(READY)
 # Native kernels against eager and Inductor, interleaved in one run.
 bench-kernels: $(READY)
 	$(RUN) -m bench.kernels
+
+# Calls whose kernels do next to nothing, against Inductor, eager and an empty backend, interleaved in one run.
+bench-overhead: $(READY)
+	$(RUN) -m bench.overhead
 
 # Whole models once they are compiled, against Inductor and eager, interleaved in one run.
 bench-models: $(READY)

@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     from ferrite.report.record import Record
 
 __version__ = "0.1.0"
-__all__ = ["bisect", "compile", "errors", "last_record", "list_mode_options", "list_options", "reset"]
+__all__ = [
+    "bisect", "compile", "errors", "last_record", "list_mode_options", "list_options", "release_memory", "reset",
+]  # fmt: skip
 
 
 def compile(
@@ -72,3 +74,10 @@ def reset() -> None:
 
     torch._dynamo.reset()
     backend.reset()
+
+
+def release_memory() -> None:
+    """Give back the memory that compiled graphs keep between calls; the next call takes it anew."""
+    from ferrite.artifact.native_host import release_memory
+
+    release_memory()

@@ -18,6 +18,7 @@ log = logging.getLogger(__name__)
 ENVIRONMENT_PREFIX = "FERRITE_"
 SCHEMES = ("normal", "serialize")
 EXECUTORS = ("eager", "oracle", "native")
+HOSTS = ("native", "python")
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,10 @@ class Options:
     executor: str = field(
         default="native", metadata={"doc": f"what runs ops that have a lowering: {', '.join(EXECUTORS)}"}
     )
+    host: str = field(
+        default="native",
+        metadata={"doc": f"what runs between kernels: {', '.join(HOSTS)} (native where every step has a door)"},
+    )
     fallback_random: bool = field(
         default=False,
         metadata={
@@ -75,7 +80,7 @@ MODES: dict[str, dict[str, Any]] = {
     "max-autotune-no-cudagraphs": {},
 }
 
-_CHOICES = {"compile_mode": SCHEMES, "executor": EXECUTORS}
+_CHOICES = {"compile_mode": SCHEMES, "executor": EXECUTORS, "host": HOSTS}
 _FIELDS = {entry.name: entry for entry in fields(Options)}
 _KINDS: dict[str, tuple[type, ...]] = {
     "bool": (bool,),

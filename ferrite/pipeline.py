@@ -100,6 +100,8 @@ def compile_graph(
         compiled = CompiledGraph(program, lowered.constants, facts_of(module, graph_id, phase, options, record))
         compiled.load()
         record.decisions += [Decision("native", (name,), False, why) for name, why in compiled.refused.items()]
+        if compiled.why_python:
+            record.decisions.append(Decision("native host", (program.name,), False, compiled.why_python))
     return compiled
 
 
@@ -146,4 +148,5 @@ def facts_of(module: GraphModule, graph_id: int, phase: str, options: Options, r
         changes=dict(changes),
         seconds=record.seconds,
         executor=options.executor,
+        host=options.host,
     )

@@ -19,7 +19,7 @@ from torch._guards import tracing
 from torch._ops import OpOverload
 from torch.autograd import profiler
 
-from ferrite.artifact.kernels import kernels_of
+from ferrite.artifact.kernels import Kernels, kernels_of
 from ferrite.errors import Unsupported
 from ferrite.graph.names import resolve
 from ferrite.host.nodes import HostProgram
@@ -38,6 +38,7 @@ class Facts(msgspec.Struct, frozen=True):
     changes: dict[str, int]  # pass -> number of changes
     seconds: float
     executor: str = "oracle"  # what runs kernels
+    host: str = "python"  # what runs the program around them: "native" where every step has a door, "python"
 
 
 class _Parcel(msgspec.Struct, frozen=True):
@@ -59,6 +60,7 @@ class CompiledGraph:
     key: str = field(init=False)
     run: Callable[[list[Any]], Any] | None = field(init=False, default=None, repr=False)
     refused: dict[str, str] = field(init=False, default_factory=dict)  # kernels without machine code, and why
+    why_python: str = field(init=False, default="")  # why Python runs between kernels although it need not
 
     def __post_init__(self) -> None:
         self.code = emit(self.program)
@@ -71,10 +73,24 @@ class CompiledGraph:
         if self.run is None:
             kernels = kernels_of(self.program.kernels, self.facts.executor)
             self.refused = kernels.refused
-            body = load(self.program, self.code, self.constants, kernels.functions, resolve, _callable)
+            body = self._native_body(kernels)
+            if body is None:
+                body = load(self.program, self.code, self.constants, kernels.functions, resolve, _callable)
             self.run = _with_profiler_scope(body, f"ferrite {self.program.name} {self.key[:12]}")
             self.run.compiled = self  # type: ignore[attr-defined]
         return self.run
+
+    def _native_body(self, kernels: Kernels) -> Callable[[list[Any]], Any] | None:
+        """The program without Python; None, and why not, if it is asked for otherwise or has a step without a door."""
+        if self.facts.host != "native" or not kernels.native or self.facts.device_types != ("cpu",):
+            return None
+        from ferrite.artifact.native_host import assemble  # LLVM is loaded by the first graph that has kernels
+
+        try:
+            return assemble(self.program, self.constants, kernels)
+        except Unsupported as error:
+            self.why_python = str(error)
+            return None
 
     def __call__(self, args: list[Any]) -> Any:
         return self.load()(args)

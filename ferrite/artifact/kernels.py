@@ -25,10 +25,30 @@ FEWEST_KERNELS = 2  # of a module: starting a thread for less does not pay
 
 
 @dataclass(frozen=True)
+class NativeKernel:
+    """The code of a kernel: `int64 code(void **buffers, int64 *sizes, int32 threads)`, not 0 if a check failed.
+
+    Behind the addresses of the parameters come those of locals: `places` says for sizes where each starts in memory of
+    its own, and how long that is. `explain` runs the same program and raises what eager would. `put_back`: parameters
+    that are written in place although the kernel may stop in the middle of that.
+    """
+
+    address: int
+    parameters: int
+    sizes: int
+    places: Callable[[tuple[int, ...]], list[int]]
+    explain: Kernel
+    put_back: tuple[int, ...]
+    library: Any  # owns the code
+
+
+@dataclass(frozen=True)
 class Kernels:
-    """Every program as a function on its buffers and sizes. `refused`: those without machine code, and why."""
+    """Every program as a function on its buffers and sizes. `native`: those with machine code; `refused`: the others,
+    and why."""
 
     functions: dict[str, Kernel]
+    native: dict[str, NativeKernel] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
 
 
@@ -56,27 +76,37 @@ def native_kernels(programs: Sequence[Program]) -> Kernels:
     spared = {name: those for module in modules for name, those in module.spared.items()}
     outside = team.imports(name for module in modules for name in module.externals)
     library = build.load(objects, spared, outside)
-    kernels = {program.name: oracle_kernel(program) for program in programs}
-    for program in programs:
-        if program.name in spared:
-            kernels[program.name] = _native_kernel(program, library, kernels[program.name], spared[program.name])
-    return Kernels(kernels, {name: why for module in modules for name, why in module.refused.items()})
+    functions = {program.name: oracle_kernel(program) for program in programs}
+    native = {
+        program.name: NativeKernel(
+            library.address(program.name),
+            len(program.parameters),
+            len(program.sizes),
+            _places_of_locals(program, spared[program.name]),
+            functions[program.name],
+            _to_put_back(program),
+            library,
+        )
+        for program in programs
+        if program.name in spared
+    }
+    functions |= {name: _native_function(name, kernel) for name, kernel in native.items()}
+    return Kernels(functions, native, {name: why for module in modules for name, why in module.refused.items()})
 
 
-def _native_kernel(program: Program, library: Any, explain: Kernel, spared: frozenset[str]) -> Kernel:
+def _native_function(name: str, kernel: NativeKernel) -> Kernel:
     """Calls the code. If a check in it fails, memory that the kernel writes in place is put back as it was, as eager
-    would not have touched it yet, and `explain` runs the same program and raises what eager would.
+    would not have touched it yet, and the error is raised.
 
     Addresses and sizes go as bytes: packing four takes a third of the time that an array of ctypes does.
     """
-    count = len(program.parameters)
+    count, kept = kernel.parameters, kernel.put_back
     function = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int32)
-    entry = function(library.address(program.name))
-    entry.library = library  # type: ignore[attr-defined]
-    pack_addresses = struct.Struct(f"{count + len(program.locals)}P").pack
-    pack_sizes = struct.Struct(f"{len(program.sizes)}q").pack
-    places_of_locals = _places_of_locals(program, spared) if program.locals else None
-    kept = _to_put_back(program)
+    entry = function(kernel.address)
+    locals_ = len(kernel.places((1,) * kernel.sizes)) - 1
+    pack_addresses = struct.Struct(f"{count + locals_}P").pack
+    pack_sizes = struct.Struct(f"{kernel.sizes}q").pack
+    places_of_locals = kernel.places if locals_ else None
 
     def run(*arguments: Any) -> None:
         sizes = arguments[count:]
@@ -90,8 +120,8 @@ def _native_kernel(program: Program, library: Any, explain: Kernel, spared: froz
         if entry(pack_addresses(*addresses), pack_sizes(*sizes), thread_count()):
             for n, saved in zip(kept, before, strict=True):
                 arguments[n].data.copy_(saved)  # autograd does not see it: the call did nothing
-            explain(*arguments)
-            raise ToolFailed("a kernel stopped", ran=program.name, why="a check failed that the oracle does not see")
+            kernel.explain(*arguments)
+            raise ToolFailed("a kernel stopped", ran=name, why="a check failed that the oracle does not see")
 
     return run
 
@@ -122,6 +152,10 @@ def _places_of_locals(program: Program, spared: frozenset[str]) -> Callable[[tup
 def thread_count() -> int:
     """As many as torch uses; one in a forked child, where the pool of the parent's threads is gone."""
     return 1 if _is_forked else torch.get_num_threads()
+
+
+def is_forked() -> bool:
+    return _is_forked
 
 
 # Set for good in a child that was forked after this module was imported.

@@ -19,7 +19,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, compute_unbacked_bindings
 from torch.fx.node import map_aggregate
 
-from ferrite.errors import Malformed
+from ferrite.errors import Malformed, Unsupported
 from ferrite.graph.names import name_of, resolve
 from ferrite.graph.query import source_line
 from ferrite.syntax import Named, Ref, dotted, read, show, show_call
@@ -122,7 +122,8 @@ def parse_graph(text: str, fake_mode: FakeTensorMode | None = None) -> GraphModu
     fake_mode = fake_mode or FakeTensorMode(shape_env=ShapeEnv())
     for argument in function.args.args:
         node = graph.placeholder(argument.arg)
-        node.meta["val"] = _read_type(argument.annotation, fake_mode)
+        with fake_mode:
+            node.meta["val"] = _read_type(argument.annotation)
         nodes[argument.arg] = node
     for statement in function.body:
         match statement:
@@ -135,16 +136,24 @@ def parse_graph(text: str, fake_mode: FakeTensorMode | None = None) -> GraphModu
     return GraphModule(torch.nn.Module(), graph)
 
 
-def _read_type(annotation: ast.expr | None, fake_mode: FakeTensorMode) -> Any:
+def read_type(text: str) -> torch.Tensor:
+    """A tensor without memory, of a type as `show_type` writes it. Raises `Unsupported` for any other value, and for a
+    tensor with sizes that change."""
+    try:
+        return _read_type(ast.parse(text, mode="eval").body, "meta")
+    except (Malformed, KeyError, ValueError) as error:
+        raise Unsupported(f"a value that is {text}") from error
+
+
+def _read_type(annotation: ast.expr | None, device: str = "cpu") -> torch.Tensor:
     match annotation:
         case ast.Call(func=ast.Attribute(value=ast.Subscript() as tensor, attr="stride"), args=strides):
             dtype, sizes = _dtype_and_sizes(tensor)
-            with fake_mode:
-                return torch.empty_strided(sizes, [ast.literal_eval(stride) for stride in strides], dtype=dtype)
+            steps = [ast.literal_eval(stride) for stride in strides]
+            return torch.empty_strided(sizes, steps, dtype=dtype, device=device)
         case ast.Subscript() | ast.Name() as tensor:
             dtype, sizes = _dtype_and_sizes(tensor)
-            with fake_mode:
-                return torch.empty(sizes, dtype=dtype)
+            return torch.empty(sizes, dtype=dtype, device=device)
     raise Malformed(
         "expected a type like f32[8, 4]", where="graph.text", program=ast.unparse(annotation) if annotation else ""
     )

@@ -23,7 +23,7 @@ ARROWS: dict[str, set[str]] = {
     "lower": {"errors", "syntax", "graph", "host", "loops"},
     "schedule": {"decisions", "errors", "syntax", "host", "loops"},
     "native": {"errors", "loops", "schedule"},
-    "artifact": {"errors", "graph", "host", "loops", "native"},
+    "artifact": {"errors", "graph", "host", "loops", "native", "syntax"},
     "report": {"artifact", "decisions", "graph", "options"},
     "passes": {"errors", "graph", "options", "report"},
     "pipeline": {

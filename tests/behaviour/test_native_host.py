@@ -1,0 +1,262 @@
+"""What runs between kernels, without Python: the same bits, strides, sharing and errors as when Python does it."""
+
+from __future__ import annotations
+
+import gc
+import resource
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+import ferrite
+from tests.behaviour.compare import STRICT, compare, sharing
+
+X, W, IDS = torch.randn(6, 8), torch.randn(8, 8), torch.tensor([3, 1, 5])
+
+
+class Kept:
+    """What a custom op was given."""
+
+    tensors: list[Tensor] = []  # noqa: RUF012
+
+
+@torch.library.custom_op("behaviour_native_host::keep", mutates_args=())
+def keep(x: Tensor) -> Tensor:
+    Kept.tensors.append(x)
+    return x.clone()
+
+
+@keep.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+def kernels_only(x: Tensor, w: Tensor) -> Tensor:
+    for _ in range(4):
+        x = x.softmax(-1).t().contiguous()
+    return x
+
+
+def products(x: Tensor, w: Tensor) -> Tensor:
+    y = torch.addmm(x[0], x @ w, w, beta=0.5, alpha=2.0).relu()
+    batch = torch.bmm(y.view(2, 3, 8), w.expand(2, 8, 8)).tanh()
+    return torch.baddbmm(batch, batch, w.expand(2, 8, 8)).sum(-1)
+
+
+def views(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    y = (x @ w).relu()
+    return y, y.t()[:2], y.view(-1)[3:], x[1:], w.t()
+
+
+def the_same_again(x: Tensor, w: Tensor) -> tuple[Any, ...]:
+    y = x.sin() * 2
+    return y, x, y, None, w, 7
+
+
+def several_parts(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    values, order = (x @ w).sort(dim=1)
+    first, second = (values * 2).split([3, 5], dim=1)
+    return first.exp() + 1, second.sum(), order * 2
+
+
+def fourier(x: Tensor, w: Tensor) -> Tensor:
+    return torch.fft.irfft(torch.fft.rfft(x.sin()).abs() + 0j).cos()
+
+
+def kept_by_somebody(x: Tensor, w: Tensor) -> Tensor:
+    y = keep(x.sin() + 1)
+    for _ in range(3):
+        y = y.softmax(-1).t().contiguous()
+    return y
+
+
+def in_place(x: Tensor, w: Tensor) -> Tensor:
+    x.mul_(2)
+    w[1:3] = x[:2].cos()
+    return (x @ w).sigmoid()
+
+
+def pictures(x: Tensor, w: Tensor) -> Tensor:
+    image = (x.view(1, 2, 4, 6) + 1).relu()
+    return F.conv2d(image, w.view(2, 2, 4, 4)[:, :, :3, :3].contiguous(), padding=1).sigmoid() * 2
+
+
+def heads(x: Tensor, w: Tensor) -> Tensor:
+    parts = (x @ w).view(1, 2, 6, 4)
+    return F.scaled_dot_product_attention(parts, parts.cos(), parts + 1).exp()
+
+
+FUNCTIONS = (
+    kernels_only, products, views, the_same_again, several_parts, fourier, kept_by_somebody, in_place, pictures, heads,
+)  # fmt: skip
+
+
+def refusals() -> list[str]:
+    record = ferrite.last_record()
+    assert record is not None
+    return [choice.reason for graph in record.graphs for choice in graph.decisions if choice.what == "native host"]
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
+def test_as_eager_and_bit_for_bit_as_python(function: Callable[..., Any]) -> None:
+    outcomes = []
+    for host in ("python", "native"):
+        torch._dynamo.reset()
+        compiled = torch.compile(function, backend="ferrite", options={**STRICT, "host": host})
+        with torch.no_grad():
+            for _ in range(3):
+                inputs = [X.clone(), W.clone()]
+                result = compiled(*inputs)
+        outcomes.append((result, inputs))
+        assert refusals() == []
+    python, native = (pytree.tree_leaves(outcome) for outcome in outcomes)
+    for one, other in zip(python, native, strict=True):
+        assert type(one) is type(other)
+        if isinstance(one, Tensor):
+            assert torch.equal(one, other)
+            assert (one.stride(), one.storage_offset()) == (other.stride(), other.storage_offset())
+    compare(function, X, W)
+
+
+def test_what_a_custom_op_keeps_is_not_written_again() -> None:
+    Kept.tensors.clear()
+    compiled = torch.compile(kept_by_somebody, backend="ferrite", options=STRICT)
+    for _ in range(2):
+        compiled(X, W)
+    assert len(Kept.tensors) == 2
+    assert all(torch.allclose(kept, X.sin() + 1) for kept in Kept.tensors)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int64])
+def test_products_of_other_types(dtype: torch.dtype) -> None:
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        return (x @ w + 1) @ w
+
+    compare(function, (X * 3).to(dtype), (W * 3).to(dtype), exact=dtype != torch.bfloat16)
+
+
+@pytest.mark.parametrize("rows", [0, 1])
+def test_no_rows_and_one(rows: int) -> None:
+    compare(products if rows == 6 else lambda x, w: (x @ w).relu() @ w + 1, X[:rows], W)
+
+
+def test_training_runs_so_too() -> None:
+    module = torch.nn.Sequential(
+        torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.LayerNorm(16), torch.nn.Linear(16, 2)
+    )
+    compare(module, X, training=True)
+    assert refusals() == []
+
+
+def test_an_error_in_eager_is_eagers_and_nothing_leaks() -> None:
+    def function(x: Tensor) -> Tensor:
+        return torch.linalg.cholesky((x @ x.t()).neg() - 1).sin() + 1
+
+    compiled = torch.compile(function, backend="ferrite", options=STRICT)
+    for _ in range(3):
+        with pytest.raises(torch.linalg.LinAlgError, match="not positive-definite") as expected:
+            function(X)
+        with pytest.raises(torch.linalg.LinAlgError, match="not positive-definite") as found:
+            compiled(X)
+        assert str(found.value) == str(expected.value)
+    assert refusals() == []
+
+
+def test_a_bad_index_is_an_error_and_the_next_call_works() -> None:
+    def function(x: Tensor, n: Tensor) -> Tensor:
+        return (x[n] * 2).softmax(-1) @ x.t()
+
+    compiled = torch.compile(function, backend="ferrite", options=STRICT)
+    torch.testing.assert_close(compiled(X, IDS), function(X, IDS))
+    with pytest.raises(IndexError) as expected:
+        function(X, IDS + 3)
+    with pytest.raises(IndexError) as found:
+        compiled(X, IDS + 3)
+    assert str(found.value) == str(expected.value)
+    torch.testing.assert_close(compiled(X, IDS), function(X, IDS))
+
+
+def test_many_threads_each_with_memory_of_its_own() -> None:
+    def function(x: Tensor) -> Tensor:
+        for _ in range(4):
+            x = x.softmax(-1).t().contiguous()
+        return x
+
+    compiled = torch.compile(function, backend="ferrite", options=STRICT)
+    inputs = [torch.randn(40, 60) for _ in range(4)]
+    answers = [compiled(each).clone() for each in inputs]
+    wrong = []
+
+    def work(n: int) -> None:
+        wrong.extend(n for _ in range(200) if not torch.equal(compiled(inputs[n]), answers[n]))
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_memory_is_kept_between_calls_and_given_back() -> None:
+    def function(x: Tensor) -> Tensor:
+        for _ in range(3):
+            x = x.softmax(-1).t().contiguous()
+        return x.sum()
+
+    compiled = torch.compile(function, backend="ferrite", options=STRICT)
+    x = torch.randn(1500, 1000)
+    expected = compiled(x)
+    faults = []
+    for _ in range(5):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        assert torch.equal(compiled(x), expected)
+        faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    assert min(faults) < 100  # 6 MB are 1500 pages
+    ferrite.release_memory()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    assert torch.equal(compiled(x), expected)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before > 1000
+    ferrite.release_memory()
+
+
+def test_nothing_grows_with_calls() -> None:
+    def function(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        values, order = (x @ w).sort(dim=1)
+        return values.exp(), order + 1, x[1:], (x @ w).t()
+
+    compiled = torch.compile(function, backend="ferrite", options=STRICT)
+
+    def run(times: int) -> int:
+        for _ in range(times):
+            compiled(X, W)
+        gc.collect()
+        with open("/proc/self/statm") as statm:
+            return int(statm.read().split()[1])
+
+    run(500)
+    before = run(500)
+    assert run(4000) - before < 200  # pages; a leak of one small tensor in a call would be thousands
+    assert X.untyped_storage().nbytes() == 6 * 8 * 4
+    assert refusals() == []
+
+
+def test_sizes_that_change_run_in_python_and_the_record_says_so() -> None:
+    compare(lambda x: x.softmax(-1) * 2, X, dynamic=True)
+    assert refusals()
+
+
+def test_sharing_is_that_of_python() -> None:
+    """Results that are views of one another are so without Python too; `compare` has looked, this names the pairs."""
+    from tests.behaviour.compare import Outcome
+
+    compiled = torch.compile(views, backend="ferrite", options=STRICT)
+    with torch.no_grad():
+        outcome = Outcome(compiled(X, W), [X, W], None, torch.get_rng_state(), [])
+    assert sharing(outcome)[0] == [0, 1, 2, 2, 2, 0, 1]
