@@ -96,6 +96,7 @@ class _Assembler:
         self.kernels = kernels
         self.values: dict[str, _Value] = {}
         self.several: dict[str, _Several] = {}
+        self.taken: set[int] = set()  # parts of several that have a name of their own
         self.escaped: set[str] = set()  # roots that an op of somebody else may keep
         self.template = [0] * len((machine.LIST, machine.FRAME, machine.FAILED, machine.THREAD))
         self.known: dict[Any, int] = {}  # constants and arrays of them -> slot
@@ -131,8 +132,9 @@ class _Assembler:
         if call.target == _PART:
             source, index = call.args
             part = self.several[source.name].parts[index] if source.name in self.several else None
-            if part is None or any(part is value for value in self.values.values()):
+            if part is None or id(part) in self.taken:
                 raise Unsupported("a part that is no tensor, or is taken twice")
+            self.taken.add(id(part))
             self.values[call.result] = part
             return
         if not all(name in self.values for name in names):
@@ -343,8 +345,7 @@ class _Assembler:
         """These values are not read again. A part of several is freed by its own name, or with them if it has none."""
         named = [self.values[name] for name in names if name in self.values]
         parts = [part for name in names if name in self.several for part in self.several[name].parts]
-        taken = {id(value) for value in self.values.values()}
-        for value in (*named, *(part for part in parts if part is not None and id(part) not in taken)):
+        for value in (*named, *(part for part in parts if part is not None and id(part) not in self.taken)):
             if value.is_owned and value.handle is not None:
                 self._delete(value.handle)
                 value.is_owned = False
