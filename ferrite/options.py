@@ -32,6 +32,9 @@ class Options:
     bisect_limit: int | None = field(
         default=None, metadata={"doc": "apply only the first N passes since the last reset; None: all of them"}
     )
+    bisect_rewrites: int | None = field(
+        default=None, metadata={"doc": "of the last pass that bisect_limit applies, only the first N rewrites"}
+    )
     check: bool = field(default=True, metadata={"doc": "check the graph after every pass that changed it"})
     keep_text: bool = field(default=False, metadata={"doc": "keep the text before and after every pass in the record"})
     decompose: tuple[str, ...] = field(

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from ferrite.errors import Malformed
 from ferrite.graph.check import check_graph
+from ferrite.graph.ledger import keep_ledger
 from ferrite.graph.query import family
 from ferrite.graph.snapshot import restore, take
 from ferrite.graph.text import show_graph
@@ -89,7 +90,8 @@ def _edit_one(
         before = show_graph(module.graph) if options.keep_text else None
         start = time.perf_counter()
         try:
-            count = run(module.graph)
+            with keep_ledger(module.graph, run.__name__, _rewrites_allowed(number, options)) as ledger:
+                count = run(module.graph)
             if count and options.check:
                 check_graph(module, where, after_autograd=after_autograd)
         except Exception as error:
@@ -107,6 +109,7 @@ def _edit_one(
         seconds = time.perf_counter() - start
         after = show_graph(module.graph) if options.keep_text else None
         record.passes.append(PassRun(stage, run.__name__, name, count, seconds, number, "", before, after))
+        record.decisions += ledger.decisions
         changed += count
     return changed
 
@@ -159,6 +162,11 @@ def _admit(stage: str, name: str, options: Options) -> tuple[int | None, str]:
             return None, f"past the bisect limit of {options.bisect_limit}"
         _applications += 1
         return _applications, ""
+
+
+def _rewrites_allowed(number: int, options: Options) -> int | None:
+    """Of the last pass that the limit lets through, only so many rewrites."""
+    return options.bisect_rewrites if number == options.bisect_limit else None
 
 
 def _failed(where: str, graph: str, error: Exception) -> Malformed:

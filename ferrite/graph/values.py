@@ -33,14 +33,34 @@ def refresh(module: GraphModule, snapshot: Snapshot) -> int:
         fake_mode = fake_mode or fake_mode_of(module.graph)
         old = node.meta.get("val")
         node.meta["val"] = evaluate(module, node, fake_mode)
-        if not _same_metadata(old, node.meta["val"]):
+        if not same_metadata(old, node.meta["val"]):
             changed.add(node)
         stale += 1
     return stale
 
 
+def value_of(node: Any) -> Any:
+    """The fake value of a node at any stage: Dynamo keeps it in `example_value`, later stages in `val`; a constant is
+    its own. None if there is none."""
+    if not isinstance(node, Node):
+        return None
+    for key in ("example_value", "val"):
+        if key in node.meta:
+            return node.meta[key]
+    if node.op == "get_attr" and node.graph.owning_module is not None:
+        found = attribute(node.graph.owning_module, str(node.target))
+        return found if isinstance(found, torch.Tensor) else None
+    return None
+
+
+def tensor_of(node: Any) -> torch.Tensor | None:
+    """The fake tensor of a node that gives one plain tensor; None for anything else."""
+    value = value_of(node)
+    return value if isinstance(value, torch.Tensor) and value.layout is torch.strided else None
+
+
 def fake_mode_of(graph: Graph) -> FakeTensorMode:
-    found = detect_fake_mode([node.meta.get("val") for node in graph.nodes])
+    found = detect_fake_mode([value_of(node) for node in graph.nodes])
     return found or FakeTensorMode(allow_non_fake_inputs=True)
 
 
@@ -53,7 +73,7 @@ def evaluate(module: GraphModule, node: Node, fake_mode: FakeTensorMode) -> Any:
         return node.target(*args, **kwargs)
 
 
-def _same_metadata(old: Any, new: Any) -> bool:
+def same_metadata(old: Any, new: Any) -> bool:
     if isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor):
         return (
             old.dtype == new.dtype
@@ -63,5 +83,5 @@ def _same_metadata(old: Any, new: Any) -> bool:
             and (old.layout != torch.strided or [str(s) for s in old.stride()] == [str(s) for s in new.stride()])
         )
     if isinstance(old, (tuple, list)) and isinstance(new, (tuple, list)):
-        return len(old) == len(new) and all(_same_metadata(a, b) for a, b in zip(old, new, strict=True))
+        return len(old) == len(new) and all(same_metadata(a, b) for a, b in zip(old, new, strict=True))
     return type(old) is type(new) and str(old) == str(new)

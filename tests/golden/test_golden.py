@@ -31,7 +31,7 @@ from torch.fx import GraphModule, Interpreter
 from ferrite.artifact.compiled import CompiledGraph, Facts
 from ferrite.graph.joint import JOINT
 from ferrite.graph.post_grad import MUTATE, POST_GRAD, PREPARE
-from ferrite.graph.pre_grad import PRE_GRAD
+from ferrite.graph.pre_grad import PASSES as PRE_GRAD
 from ferrite.graph.text import parse_graph, show_graph
 from ferrite.host.nodes import HostProgram
 from ferrite.host.plan import plan_all
@@ -44,7 +44,9 @@ from ferrite.report.record import GraphRecord
 
 HERE = Path(__file__).parent
 SEPARATOR = "---- after\n"
-PASSES = {run.__name__: run for run in (*PRE_GRAD, *JOINT, *PREPARE, *POST_GRAD, *MUTATE)}
+PASSES = {entry.name: entry.run for entry in PRE_GRAD} | {
+    run.__name__: run for run in (*JOINT, *PREPARE, *POST_GRAD, *MUTATE)
+}
 
 
 @dataclass(frozen=True)
@@ -56,9 +58,14 @@ class Outcome:
     exact: bool = True  # the same kernels as eager, so the same bits
 
 
-def run_graph_passes(module: GraphModule, names: list[str]) -> Outcome:
+def run_before_autograd(module: GraphModule, names: list[str]) -> Outcome:
+    return run_graph_passes(module, names, after_autograd=False)
+
+
+def run_graph_passes(module: GraphModule, names: list[str], *, after_autograd: bool = True) -> Outcome:
     record = GraphRecord("golden", "golden")
-    edit(module, "golden", [PASSES[name] for name in names], Options(strict=True), record)
+    passes = [PASSES[name] for name in names]
+    edit(module, "golden", passes, Options(strict=True), record, after_autograd=after_autograd)
     return Outcome(show_graph(module.graph), GraphModule(module, module.graph))
 
 
@@ -94,7 +101,7 @@ def run_python(module: GraphModule, names: list[str]) -> Outcome:
 
 
 STAGES: dict[str, Callable[[GraphModule, list[str]], Outcome]] = {
-    "pre_grad": run_graph_passes,
+    "pre_grad": run_before_autograd,
     "joint": run_graph_passes,
     "post_grad": run_graph_passes,
     "lower": run_lower,

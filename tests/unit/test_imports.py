@@ -18,7 +18,7 @@ ARROWS: dict[str, set[str]] = {
     "options": set(),
     "syntax": {"errors"},
     "loops": {"errors", "syntax"},
-    "graph": {"errors", "syntax"},
+    "graph": {"decisions", "errors", "syntax"},
     "host": {"decisions", "errors", "syntax", "loops"},
     "lower": {"errors", "syntax", "graph", "host", "loops"},
     "schedule": {"decisions", "errors", "syntax", "host", "loops"},

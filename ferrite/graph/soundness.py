@@ -1,0 +1,231 @@
+"""The one judge of rewrites before autograd: a pass says what it would put in place of what; `Soundness` tries it,
+checks the rules below, and either leaves the graph rewritten or as it was, with the reason on record.
+
+    sound = Soundness(graph)
+    for node in find(graph, "cat"):
+        ...                                                          # does the shape fit?
+        sound.rewrite(node, lambda new: new(torch.tanh, source), objection=sound.only_user(source, node))
+    return sound.rewrites
+
+Rules, and who looks after them:
+
+read time  nothing that the new nodes read, or that the old ones made, is written between the first matched node and
+           the place of the rewrite
+alias      a view may stand for a copy, or a copy for a view, only if nobody can see the difference: no write
+           afterwards, not returned
+users      nothing is erased that is still read; work that stays is not done twice
+values     every new node has a fake value; the result has the dtype, device and sizes of what it replaces; no guard is
+           added to find out
+layout     strides that would change do not reach an output, a view that cannot be, or an op that nobody knows
+modes      all matched nodes run under one grad mode and autocast; none draws random numbers or writes
+limits     each rewrite is counted once, and left out past the limit that bisection sets
+
+All of them are asked in `rewrite`, whatever the pass forgot. A pass asks beforehand what only it knows (which node must
+have one reader, which operands must agree), with the questions below: each gives a reason against, or None.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from ferrite.graph.aliases import Aliases
+from ferrite.graph.arguments import is_int, nodes_in
+from ferrite.graph.attempt import Attempt
+from ferrite.graph.build import Build, Evaluator
+from ferrite.graph.effects import changes_mode, is_random, reshapes, written_by
+from ferrite.graph.ledger import ledger_of
+from ferrite.graph.modes import Modes
+from ferrite.graph.text import SHORT_DTYPES
+from ferrite.graph.values import tensor_of, value_of
+
+
+class Soundness:
+    """Facts about one graph: gathered once, in linear time, when they are first asked for; kept right by `rewrite`."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.ledger = ledger_of(graph)
+
+    @cached_property
+    def aliases(self) -> Aliases:
+        return Aliases(self.graph)
+
+    @cached_property
+    def modes(self) -> Modes:
+        return Modes(self.graph)
+
+    @cached_property
+    def evaluator(self) -> Evaluator:
+        return Evaluator(self.graph, self.modes)
+
+    @cached_property
+    def _writers(self) -> dict[Any, list[Node]]:
+        """The calls that write each memory, in order."""
+        found: dict[Any, list[Node]] = {}
+        for node in self.graph.nodes:
+            for root in self.aliases.of_all(written_by(node)):
+                found.setdefault(root, []).append(node)
+        return found
+
+    @cached_property
+    def _reshaped(self) -> set[Any]:
+        return self.aliases.of_all(source for node in self.graph.nodes for source in reshapes(node))
+
+    @property
+    def rewrites(self) -> int:
+        """How many rewrites this pass has made on this graph."""
+        return self.ledger.taken
+
+    # Questions: a reason against, or None.
+
+    def refuse(self, node: Node, reason: str) -> None:
+        """Put on record that a candidate was left alone."""
+        self.ledger.refuse((node.name,), reason)
+
+    def only_user(self, node: Node, user: Node | None = None) -> str | None:
+        """`node` is read once, by `user` if one is named, and is not returned."""
+        if len(node.users) != 1:
+            return f"{node.name} has {len(node.users)} users"
+        (reader,) = node.users
+        if user is not None and reader is not user:
+            return f"{node.name} is read by {reader.name}, not by {user.name}"
+        times = sum(entry is node for entry in nodes_in((reader.args, reader.kwargs)))
+        return None if times == 1 else f"{reader.name} reads {node.name} {times} times"
+
+    def has_values(self, *nodes: Any) -> str | None:
+        """Every node gives one plain tensor with a fake value that holds from its making to the end."""
+        for node in nodes:
+            if not isinstance(node, Node):
+                return f"{node!r} is not a value of the graph"
+            if tensor_of(node) is None:
+                return f"{node.name} has no fake value" if value_of(node) is None else f"{node.name} is not one tensor"
+            if not self._reshaped.isdisjoint(self.aliases.of(node)):
+                return f"{node.name} is given other sizes or memory in place"
+        return None
+
+    def agree(self, *nodes: Any) -> str | None:
+        """All of them are plain tensors of one dtype and device."""
+        if missing := self.has_values(*nodes):
+            return missing
+        first = tensor_of(nodes[0])
+        for node in nodes[1:]:
+            value = tensor_of(node)
+            assert first is not None
+            assert value is not None
+            if value.dtype != first.dtype:
+                return f"{nodes[0].name} is {_short(first)} and {node.name} {_short(value)}"
+            if value.device != first.device:
+                return f"{nodes[0].name} is on {first.device} and {node.name} on {value.device}"
+        return None
+
+    def is_static(self, *nodes: Any) -> str | None:
+        """All sizes of these tensors are plain numbers."""
+        for node in nodes:
+            value = tensor_of(node)
+            if value is None:
+                return f"{getattr(node, 'name', node)} has no fake value"
+            if not is_int(*value.shape):
+                return f"{node.name} has sizes that vary: {tuple(str(extent) for extent in value.shape)}"
+        return None
+
+    def written_between(self, node: Node, first: Node, last: Node) -> str | None:
+        """Nothing writes the memory of `node` after `first` and before `last`."""
+        for root in self.aliases.of(node):
+            writers = self._writers.get(root, [])
+            index = bisect_right(writers, first)
+            if index < len(writers) and writers[index] < last:
+                return f"{node.name} may be written by {writers[index].name} between {first.name} and {last.name}"
+        return None
+
+    def written_after(self, node: Node, place: Node | None = None) -> str | None:
+        """Nothing writes the memory of `node` after `place`, which is its making if not named."""
+        place = place or node
+        for root in self.aliases.of(node):
+            writers = self._writers.get(root, [])
+            if writers and writers[-1] > place:
+                return f"{node.name} may be written by {writers[bisect_right(writers, place)].name}"
+        return None
+
+    def returned(self, node: Node) -> str | None:
+        """Neither the value of `node` nor a view of it is returned."""
+        roots = self.aliases.of(node)
+        seen, waiting = {node}, [node]
+        while waiting:
+            for user in waiting.pop().users:
+                if user.op == "output":
+                    return f"{node.name} is returned"
+                if user not in seen and not roots.isdisjoint(self.aliases.of(user)):
+                    seen.add(user)
+                    waiting.append(user)
+        return None
+
+    def one_mode(self, *nodes: Node) -> str | None:
+        """All of them run under one grad mode and autocast, with no seed set in between."""
+        first = nodes[0]
+        for node in nodes[1:]:
+            if self.modes.of(node) != self.modes.of(first):
+                return f"{first.name} and {node.name} run in different modes"
+        return None
+
+    def is_pure(self, *nodes: Node) -> str | None:
+        """None of them writes memory, draws random numbers or switches a mode."""
+        for node in nodes:
+            if written_by(node):
+                return f"{node.name} writes memory"
+            if is_random(node):
+                return f"{node.name} draws random numbers"
+            if changes_mode(node):
+                return f"{node.name} switches a mode"
+        return None
+
+    # The rewrite.
+
+    def rewrite(
+        self,
+        old: Node | Sequence[Node],
+        build: Build | Node,
+        *,
+        objection: str | None = None,
+        before: Node | None = None,
+        same_tensor: bool = False,
+    ) -> bool:
+        """Put what `build` makes in place of `old`, one node or several, if no rule speaks against it.
+
+        `build(new)` gives as many nodes as `old` has: made by `new(function, *args, **kwargs)` or `new("method", x)`
+        right before `before` (the first of `old`, if not named), or found in the graph; a node of the graph may also be
+        given at once. `same_tensor`: eager gives this very tensor, whatever the fake values say.
+        """
+        olds = [old] if isinstance(old, Node) else list(old)
+        if self.ledger.is_full:
+            return False
+        if objection is not None:
+            self.refuse(olds[0], objection)
+            return False
+        attempt = Attempt(self, olds, before or min(olds))
+        reason = attempt.build(build, same_tensor)
+        if reason is not None:
+            attempt.undo()
+            self.refuse(olds[0], reason)
+            return False
+        attempt.commit()
+        self.ledger.take(tuple(one.name for one in olds))
+        return True
+
+    def join(self, roots: set[Any]) -> None:
+        """From now on these may be the same memory."""
+        writers = {writer for root in roots for writer in self._writers.pop(root, ())}
+        self.aliases.join(roots)
+        if writers:
+            self._writers[self.aliases.root(next(iter(roots)))] = sorted(writers)
+        if not self._reshaped.isdisjoint(roots):
+            self._reshaped |= {self.aliases.root(root) for root in roots}
+
+
+def _short(value: torch.Tensor) -> str:
+    return SHORT_DTYPES.get(value.dtype, str(value.dtype))
