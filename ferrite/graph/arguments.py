@@ -75,6 +75,7 @@ sub(input, other, *, alpha=1, out=None)
 sub_(input, other, *, alpha=1)
 sum(input, dim=None, keepdim=False, *, dtype=None, out=None)
 t(input)
+tensor_split(input, indices_or_sections|sections|indices|tensor_indices_or_sections, dim=0)
 tile(input, *dims)
 transpose(input, dim0|axis0, dim1|axis1)
 unbind(input, dim=0)
@@ -139,8 +140,9 @@ class Call:
 
 
 def kind(node: Any) -> str | None:
-    """The op that a node calls, one name for all spellings; None for anything but a call of a known op."""
-    if not isinstance(node, Node):
+    """The op that a node calls, one name for all spellings; None for anything but a call of a known op that stands in
+    its graph."""
+    if not isinstance(node, Node) or node._erased:
         return None
     if node.op == "call_function":
         if node.target is getattr:
@@ -333,8 +335,11 @@ def _bind(name: str, parameters: tuple[Parameter, ...], args: Any, kwargs: Mappi
             return None
         arguments[known] = value
     for entry in parameters:
-        if entry.takes_rest and _is_not_numbers(arguments.get(entry.names[0])) and name != "einsum":
-            return None  # view(dtype), or a size that is a list of the graph's
+        if entry.takes_rest:
+            values = arguments.get(entry.names[0])
+            if not isinstance(values, (list, tuple)) or not all(map(_is_number, values)):
+                return None  # view(dtype), or sizes that are one value of the graph
+            arguments[entry.names[0]] = list(values)
     given_names = frozenset(arguments)
     for entry in parameters:
         if entry.names[0] not in arguments:
@@ -344,8 +349,8 @@ def _bind(name: str, parameters: tuple[Parameter, ...], args: Any, kwargs: Mappi
     return Call(name, arguments, given_names)
 
 
-def _is_not_numbers(values: Any) -> bool:
-    return not isinstance(values, (list, tuple)) or not all(isinstance(v, (int, torch.SymInt, Node)) for v in values)
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, torch.SymInt, Node))
 
 
 def _bind_to(node: Node) -> Call | None:

@@ -24,16 +24,17 @@ class Modes:
 
     def __init__(self, graph: Graph) -> None:
         self._states: dict[Node, tuple[Any, ...]] = {}
-        state: tuple[Any, ...] = ()
+        # Dynamo restores the modes of the call for the backend, so this is what the graph begins with.
+        state: tuple[Any, ...] = (("grad", torch.is_grad_enabled()),)
         for node in graph.nodes:
             self._states[node] = state
             if changes_mode(node):
                 state = _after(node, state)
 
     def of(self, node: Node) -> tuple[Any, ...]:
-        """The state of a node; one that was inserted since has that of the node before it."""
+        """The state of a node; one that was inserted since has that of the node that it was put before."""
         while node not in self._states:
-            node = node.prev
+            node = node.next
         return self._states[node]
 
     @contextmanager

@@ -27,7 +27,7 @@ have one reader, which operands must agree), with the questions below: each give
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -35,14 +35,14 @@ import torch
 from torch.fx import Graph, Node
 
 from ferrite.graph.aliases import Aliases
-from ferrite.graph.arguments import is_int, nodes_in
+from ferrite.graph.arguments import bind, is_int, nodes_in
 from ferrite.graph.attempt import Attempt
-from ferrite.graph.build import Build, Evaluator
+from ferrite.graph.build import Build, CannotBuild, Evaluator
 from ferrite.graph.effects import changes_mode, is_random, reshapes, written_by
 from ferrite.graph.ledger import ledger_of
 from ferrite.graph.modes import Modes
-from ferrite.graph.text import SHORT_DTYPES
-from ferrite.graph.values import tensor_of, value_of
+from ferrite.graph.text import SHORT_DTYPES, show_type
+from ferrite.graph.values import same_metadata, tensor_of, value_of
 
 
 class Soundness:
@@ -216,6 +216,31 @@ class Soundness:
         attempt.commit()
         self.ledger.take(tuple(one.name for one in olds))
         return True
+
+    def respell(
+        self, node: Node, target: Callable[..., Any] | str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> bool:
+        """Write the same call in another way; the node stays what it is to everybody else."""
+        if self.ledger.is_full:
+            return False
+        known, spelling = bind(node), (node.op, node.target, node.args, node.kwargs)
+        node.op = "call_method" if isinstance(target, str) else "call_function"
+        node.target, node.args, node.kwargs = target, args, kwargs
+        if known is None or known != bind(node):
+            reason = self._gives_something_else(node)
+            if reason is not None:
+                node.op, node.target, node.args, node.kwargs = spelling
+                self.refuse(node, reason)
+                return False
+        self.ledger.take((node.name,))
+        return True
+
+    def _gives_something_else(self, node: Node) -> str | None:
+        try:
+            value = self.evaluator.value(node)
+        except CannotBuild as failure:
+            return str(failure)
+        return None if same_metadata(value_of(node), value) else f"{node.name} would be {show_type(value)}"
 
     def join(self, roots: set[Any]) -> None:
         """From now on these may be the same memory."""

@@ -162,11 +162,12 @@ class ValueCheck(Interpreter):
 
     def run_node(self, node: Node) -> Any:
         real = super().run_node(node)
-        if node.op.startswith("call") and node.users:
+        one = pytree.tree_leaves(real)
+        if node.op.startswith("call") and node.users and any(isinstance(leaf, torch.Tensor) for leaf in one):
             fake = value_of(node)
-            assert fake is not None or real is None, f"{node.name} has no fake value"
+            assert fake is not None, f"{node.name} has no fake value"
             if id(fake) not in self._known:
-                one, other = pytree.tree_leaves(real), pytree.tree_leaves(fake)
+                other = pytree.tree_leaves(fake)
                 assert len(one) == len(other), f"{node.name} gives {len(one)} values, not {len(other)}"
                 for a, b in zip(one, other, strict=True):
                     if isinstance(a, torch.Tensor):

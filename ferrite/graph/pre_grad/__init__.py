@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ferrite.graph.pre_grad.drop_idle_dropout import drop_idle_dropout
+from ferrite.graph.pre_grad.normalise_keywords import normalise_keywords
+from ferrite.graph.pre_grad.normalise_ops import normalise_ops
 
 GROUPS = ("normalise", "clean", "device", "batch", "split_cat", "other", "last")
 
@@ -28,6 +30,8 @@ class PreGradPass:
 
 
 PASSES: tuple[PreGradPass, ...] = (
+    PreGradPass(normalise_keywords, "normalise", default=True),
+    PreGradPass(normalise_ops, "normalise", default=False),
     PreGradPass(drop_idle_dropout, "clean", default=True),
 )  # fmt: skip
 
