@@ -31,7 +31,16 @@ if TYPE_CHECKING:
     from ferrite.report.record import Record
 
 __version__ = "0.1.0"
-__all__ = ["bisect", "compile", "errors", "last_record", "list_mode_options", "list_options", "reset"]
+__all__ = [
+    "bisect",
+    "compile",
+    "errors",
+    "last_record",
+    "list_mode_options",
+    "list_options",
+    "register_pass",
+    "reset",
+]
 
 
 def compile(
@@ -55,6 +64,14 @@ def bisect(function: Any, inputs: Any, **keywords: Any) -> Any:
     from ferrite.bisection import bisect
 
     return bisect(function, inputs, **keywords)
+
+
+def register_pass(stage: str, function: Any, **place: Any) -> Any:
+    """Run your own pass in a stage, `before=` or `after=` another one; also a context manager.
+    See `ferrite.extension.register_pass`."""
+    from ferrite.extension import register_pass
+
+    return register_pass(stage, function, **place)
 
 
 def last_record() -> Record | None:

@@ -19,6 +19,9 @@ ENVIRONMENT_PREFIX = "FERRITE_"
 SCHEMES = ("normal", "serialize")
 EXECUTORS = ("eager", "oracle", "native")
 
+# Names with their settings, in order, as a value that does not change.
+Asked = tuple[tuple[str, tuple[tuple[str, Any], ...]], ...]
+
 
 @dataclass(frozen=True)
 class Options:
@@ -28,6 +31,13 @@ class Options:
     disable: tuple[str, ...] = field(
         default=(),
         metadata={"doc": "stages or passes to leave out: 'post_grad', 'view_to_reshape', 'post_grad.view_to_reshape'"},
+    )
+    pre_grad: Asked = field(
+        default=(),
+        metadata={"doc": "passes before autograd to run with settings, in order: {'normalise_ops': {'counter': 2}}"},
+    )
+    pre_grad_rewrites: bool = field(
+        default=True, metadata={"doc": "rewrite graphs before autograd; passes that users register run all the same"}
     )
     bisect_limit: int | None = field(
         default=None, metadata={"doc": "apply only the first N passes since the last reset; None: all of them"}
@@ -85,6 +95,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "str": (str,),
     "int | None": (int, type(None)),
     "tuple[str, ...]": (tuple, list, str),
+    "Asked": (Mapping, tuple, list, str),
     "Callable[..., Any] | None": (object,),
 }
 
@@ -178,9 +189,21 @@ def _typed(name: str, value: Any) -> Any:
             kinds_given = ", ".join(type(part).__name__ for part in parts)
             raise RuntimeError(f"Ferrite option {name!r} expects {expected}, given a list of {kinds_given}: {value!r}")
         return tuple(part for part in parts if part)
+    if expected == "Asked":
+        return _asked(name, value)
     if name in _CHOICES and value not in _CHOICES[name]:
         raise RuntimeError(_unknown(name.replace("_", " "), value, _CHOICES[name]))
     return value
+
+
+def _asked(name: str, value: Any) -> Asked:
+    """A mapping from names to settings, or names alone."""
+    if isinstance(value, str):
+        value = [part.strip() for part in value.split(",") if part.strip()]
+    pairs = list(value.items()) if isinstance(value, Mapping) else [(entry, {}) for entry in value]
+    if not all(isinstance(key, str) and isinstance(settings, Mapping) for key, settings in pairs):
+        raise RuntimeError(f"Ferrite option {name!r} expects names with their settings, given {value!r}")
+    return tuple((key, tuple(settings.items())) for key, settings in pairs)
 
 
 def _unknown(kind: str, name: str, valid: Mapping[str, Any] | list[str] | tuple[str, ...]) -> str:

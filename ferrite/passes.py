@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from ferrite.errors import Malformed
+from ferrite.errors import Malformed, UserFault
 from ferrite.graph.check import check_graph
 from ferrite.graph.ledger import keep_ledger
 from ferrite.graph.query import family
@@ -80,14 +80,15 @@ def _edit_one(
     after_autograd: bool,
 ) -> int:
     spare = take(module.graph)
-    changed = 0
+    changed, decisions = 0, len(record.decisions)
+    text = show_graph(module.graph) if options.keep_text else None
     for position, run in enumerate(passes):
         where = f"{stage}.{run.__name__}"
         number, note = _admit(stage, run.__name__, options)
         if number is None:
             record.passes.append(PassRun(stage, run.__name__, name, None, 0.0, note=note))
             continue
-        before = show_graph(module.graph) if options.keep_text else None
+        before = text
         start = time.perf_counter()
         try:
             with keep_ledger(module.graph, run.__name__, _rewrites_allowed(number, options)) as ledger:
@@ -96,19 +97,21 @@ def _edit_one(
                 check_graph(module, where, after_autograd=after_autograd)
         except Exception as error:
             seconds = time.perf_counter() - start
-            if options.strict:
-                raise error if isinstance(error, Malformed) else _failed(where, name, error) from error
+            if options.strict or isinstance(error, UserFault):
+                raise error if isinstance(error, (Malformed, UserFault)) else _failed(where, name, error) from error
             note = f"failed: {type(error).__name__}: {error}"
             log.warning(
                 "Ferrite pass %s failed on graph %s and is left out: %s: %s", where, name, type(error).__name__, error
             )
             record.passes.append(PassRun(stage, run.__name__, name, None, seconds, number, note.splitlines()[0]))
+            del record.decisions[decisions:]
             restore(module, spare)
             rest = passes[:position] + passes[position + 1 :]
             return _edit_one(module, name, stage, rest, options, record, after_autograd)
         seconds = time.perf_counter() - start
-        after = show_graph(module.graph) if options.keep_text else None
-        record.passes.append(PassRun(stage, run.__name__, name, count, seconds, number, "", before, after))
+        if count and options.keep_text:
+            text = show_graph(module.graph)
+        record.passes.append(PassRun(stage, run.__name__, name, count, seconds, number, "", before, text))
         record.decisions += ledger.decisions
         changed += count
     return changed

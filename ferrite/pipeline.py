@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 from ferrite.artifact.compiled import CompiledGraph, Facts
 from ferrite.decisions import Decision
+from ferrite.extension import with_user_passes
 from ferrite.graph.check import check_graph
 from ferrite.graph.describe import device_types, mutated_inputs, output_strides
 from ferrite.graph.eager_strides import correct_strides
 from ferrite.graph.joint import JOINT
+from ferrite.graph.order import sort_nodes
 from ferrite.graph.post_grad import MUTATE, POST_GRAD, PREPARE
 from ferrite.graph.post_grad.emit_deferred_asserts import emit_deferred_asserts
-from ferrite.graph.pre_grad import PRE_GRAD
+from ferrite.graph.pre_grad.plan import plan
 from ferrite.graph.query import family
 from ferrite.graph.snapshot import take
 from ferrite.graph.strides import note_output_strides, restore_output_strides
@@ -55,16 +57,26 @@ class Inputs:
     donated: frozenset[int] = frozenset()
 
 
+def check_options(options: Options) -> None:
+    """Raise RuntimeError for passes that the options name and nobody knows."""
+    plan(options.pre_grad)
+
+
 def edit_pre_grad(module: GraphModule, options: Options, record: GraphRecord) -> None:
-    """Passes over what Dynamo captured; `module` is edited in place."""
+    """Passes over what Dynamo captured; `module` is edited in place. Users may insert nodes where they like: the graph
+    is put in order after them."""
     with record.stage("pre_grad"):
-        edit(module, "pre_grad", PRE_GRAD, options, record, after_autograd=False)
+        first, last = plan(options.pre_grad, rewrites=options.pre_grad_rewrites)
+        passes = (*with_user_passes("pre_grad", first), sort_nodes, *last)
+        if edit(module, "pre_grad", passes, options, record, after_autograd=False):
+            for _, member in family(module):
+                member.recompile()
 
 
 def edit_joint(module: GraphModule, options: Options, record: GraphRecord) -> None:
     """Passes over forward and backward in one graph, or over an inference graph."""
     with record.stage("joint"):
-        edit(module, "joint", JOINT, options, record)
+        edit(module, "joint", with_user_passes("joint", JOINT), options, record)
 
 
 def compile_graph(
@@ -119,9 +131,9 @@ def edit_post_grad(module: GraphModule, phase: str, options: Options, record: Gr
         note_output_strides(module.graph, phase)
     prepare = PREPARE if options.runtime_asserts else tuple(run for run in PREPARE if run is not emit_deferred_asserts)
     edit(module, "post_grad", prepare, options, record)
-    if POST_GRAD:
+    if passes := with_user_passes("post_grad", POST_GRAD):
         before = {member: take(member.graph) for _, member in family(module)}
-        if edit(module, "post_grad", POST_GRAD, options, record):
+        if edit(module, "post_grad", passes, options, record):
             for member, snapshot in before.items():
                 refresh(member, snapshot)
             restore_output_strides(module.graph)

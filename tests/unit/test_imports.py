@@ -25,10 +25,12 @@ ARROWS: dict[str, set[str]] = {
     "native": {"errors", "loops", "schedule"},
     "artifact": {"errors", "graph", "host", "loops", "native"},
     "report": {"artifact", "decisions", "graph", "options"},
+    "extension": {"errors", "graph"},
     "passes": {"errors", "graph", "options", "report"},
     "pipeline": {
         "artifact",
         "decisions",
+        "extension",
         "graph",
         "host",
         "loops",
@@ -41,13 +43,35 @@ ARROWS: dict[str, set[str]] = {
     },
     "schemes": {"artifact", "errors", "options", "pipeline", "report"},
     "interface": {"graph"},
-    "backend": {"collection", "decisions", "graph", "interface", "options", "passes", "pipeline", "report", "schemes"},
+    "backend": {
+        "collection",
+        "decisions",
+        "errors",
+        "graph",
+        "interface",
+        "options",
+        "passes",
+        "pipeline",
+        "report",
+        "schemes",
+    },
     "bisection": {"backend", "passes", "report"},
-    "__init__": {"backend", "bisection", "errors", "options", "report"},
+    "__init__": {"backend", "bisection", "errors", "extension", "options", "report"},
 }
 # Only the record may be written to from below; the rest of `report` belongs to the door.
 KNOWS_REPORT = {"passes": {"report.record"}, "pipeline": {"report.record"}, "schemes": {"report.record"}}
-SEES_TORCH = {"backend", "bisection", "interface", "schemes", "graph", "lower", "artifact", "report", "__init__"}
+SEES_TORCH = {
+    "backend",
+    "bisection",
+    "extension",
+    "interface",
+    "schemes",
+    "graph",
+    "lower",
+    "artifact",
+    "report",
+    "__init__",
+}
 SEES_LLVM = {"native", "host"}
 
 

@@ -1,7 +1,8 @@
-"""Passes over the graph that Dynamo captured, before autograd; the order is the tuple.
+"""Passes over the graph that Dynamo captured, before autograd, in the order in which they run.
 
-A pass is one line of `PASSES`: what runs, whether it runs unless it is asked for, and the group that the driver runs it
-in (`GROUPS`, in order). A pass `f(graph) -> int` may take settings as keywords with defaults: `f(graph, *, least=10)`.
+A pass is one line of `PASSES`: what runs, the group that it belongs to, and whether it runs unless it is asked for.
+Groups run in the order of `GROUPS`; `plan.py` says how the user's wishes come in. A pass `f(graph) -> int` may take
+settings as keywords with defaults: `f(graph, *, least=10)`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,16 @@ from ferrite.graph.pre_grad.drop_idle_dropout import drop_idle_dropout
 from ferrite.graph.pre_grad.normalise_keywords import normalise_keywords
 from ferrite.graph.pre_grad.normalise_ops import normalise_ops
 
-GROUPS = ("normalise", "clean", "device", "batch", "split_cat", "other", "last")
+GROUPS = (
+    "keywords",  # one name for every keyword: before anybody else reads one
+    "clean",  # what does nothing goes
+    "device",  # where a cat, a permute or a batch norm stands, as the kernels of a device like it
+    "operators",  # one form for every op
+    "batch",  # many small ops become one
+    "patterns",  # splits and cats, and other patterns; in the order that the user asks for
+    "late",  # batch norm into trainable convolutions
+    "quantise",  # after the user's passes and the sort
+)
 
 
 @dataclass(frozen=True)
@@ -30,9 +40,7 @@ class PreGradPass:
 
 
 PASSES: tuple[PreGradPass, ...] = (
-    PreGradPass(normalise_keywords, "normalise", default=True),
-    PreGradPass(normalise_ops, "normalise", default=False),
+    PreGradPass(normalise_keywords, "keywords", default=True),
     PreGradPass(drop_idle_dropout, "clean", default=True),
-)  # fmt: skip
-
-PRE_GRAD: tuple[Callable[..., int], ...] = tuple(entry.run for entry in PASSES if entry.default)
+    PreGradPass(normalise_ops, "operators", default=False),
+)
