@@ -5,8 +5,9 @@ list of them over a graph and everything below it, children first. A data pass i
 program; `rewrite` runs a list of those. The name of a pass is its function's name.
 
 Around every pass: it is left out if the option `disable` names it or its stage, or if `bisect_limit` passes have run
-since the last reset; the graph is checked if it changed; a pass that fails is named, the stage starts again from its
-snapshot without that pass, and under `strict` the failure is raised.
+since the last reset, the last of which makes only `bisect_rewrites` rewrites; the graph is checked if it changed; a
+pass that fails is named, the stage starts again from its snapshot without that pass, and under `strict` the failure is
+raised.
 
 One piece of state lives here: how many passes were applied since `reset_applications`. Numbers are given out in
 order, so a limit found by bisection means the same pass in the next run.
@@ -111,7 +112,8 @@ def _edit_one(
         seconds = time.perf_counter() - start
         if count and options.keep_text:
             text = show_graph(module.graph)
-        record.passes.append(PassRun(stage, run.__name__, name, count, seconds, number, "", before, text))
+        rewrites = tuple(decision.subjects for decision in ledger.decisions if decision.taken)
+        record.passes.append(PassRun(stage, run.__name__, name, count, seconds, number, "", before, text, rewrites))
         record.decisions += ledger.decisions
         changed += count
     return changed

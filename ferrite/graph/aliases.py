@@ -1,8 +1,8 @@
 """Which nodes of a Torch-level graph may share memory.
 
 A fake tensor has a storage as a real one has, and views of it share that storage: two nodes share memory if their
-fake values do. A node without a fake value may share with everything it reads; so may an op that gives its input back
-in eager and a copy when it is traced (dropout outside training).
+fake values do. A node without a fake value may share with everything it reads, as may one that reads a constant, whose
+value is real; and an op that gives its input back in eager and a copy when it is traced (dropout outside training).
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ class Aliases:
 
     def _place(self, node: Node) -> None:
         known = "example_value" in node.meta or "val" in node.meta
-        if not known or node in self._keys(node):
+        constant = any(source.op == "get_attr" and not source.meta for source in node.all_input_nodes)
+        if not known or constant or node in self._keys(node):
             self._above.setdefault(node, node)
             self.join({node} | self.of_all(nodes_in((node.args, node.kwargs))))
         elif "dropout" in (kind(node) or "").lower():

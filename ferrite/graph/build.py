@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
@@ -41,7 +41,7 @@ class Evaluator:
 
         Raises `CannotBuild` if it fails, or if the answer would hold only under a new guard.
         """
-        args, kwargs = map_arg((node.args, node.kwargs), lambda source: _value(source, overlay or {}))
+        args, kwargs = map_arg((node.args, node.kwargs), lambda source: self._value(source, overlay or {}))
         shape_env = self._fake_mode.shape_env
         no_guards = shape_env.error_on_new_guards() if shape_env is not None else nullcontext()
         try:
@@ -53,6 +53,14 @@ class Evaluator:
         except Exception as error:
             lines = str(error).strip().splitlines()
             raise CannotBuild(f"{node.name} cannot be evaluated: {lines[0] if lines else repr(error)}") from error
+
+    def _value(self, source: Node, overlay: dict[Node, Any]) -> Any:
+        value = overlay[source] if source in overlay else value_of(source)
+        if value is None:
+            raise CannotBuild(f"{source.name} has no fake value")
+        if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor):
+            return self._fake_mode.from_tensor(value)  # a constant; always the same one
+        return value
 
 
 class Builder:
@@ -93,10 +101,3 @@ def fill_values(graph: Graph) -> None:
 def value_key(node: Node) -> str:
     """Where the stage of a node keeps fake values."""
     return "val" if "val" in node.meta else "example_value"
-
-
-def _value(source: Node, overlay: dict[Node, Any]) -> Any:
-    value = overlay[source] if source in overlay else value_of(source)
-    if value is None:
-        raise CannotBuild(f"{source.name} has no fake value")
-    return value

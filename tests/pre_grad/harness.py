@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 
 from ferrite.graph.arguments import kind
 from ferrite.graph.query import family
+from ferrite.graph.snapshot import copy_module
 from ferrite.graph.text import show_graph
 from ferrite.graph.values import value_of
 from ferrite.options import Options
@@ -119,8 +120,8 @@ def keeps(
 
 def run_passes(captured: Captured, passes: Pass | Sequence[Pass], *, exact: bool = False) -> Outcome:
     """Run the passes on a copy of the graph, check it, and compare it with the original."""
-    original = _copy_with_values(captured.module)
-    module = _copy_with_values(captured.module)
+    original = copy_module(captured.module)
+    module = copy_module(captured.module)
     before = show_graph(module.graph)
     known = {id(value_of(node)) for node in module.graph.nodes}
     record = GraphRecord("test", "pre_grad")
@@ -140,17 +141,6 @@ def run_passes(captured: Captured, passes: Pass | Sequence[Pass], *, exact: bool
         [decision.reason for decision in record.decisions if not decision.taken],
         Counter(str(kind(node)) for _, member in family(module) for node in member.graph.nodes),
     )
-
-
-def _copy_with_values(module: GraphModule) -> GraphModule:
-    """A module with a graph of its own; the fake values are shared, so that they go on sharing memory."""
-    graph = Graph(tracer_cls=module.graph._tracer_cls)
-    seen: dict[Node, Node] = {}
-    for node in module.graph.nodes:
-        seen[node] = graph.node_copy(node, seen.__getitem__)
-    made = GraphModule(module, graph)
-    made.meta.update(module.meta)
-    return made
 
 
 class ValueCheck(Interpreter):

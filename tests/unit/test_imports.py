@@ -55,7 +55,7 @@ ARROWS: dict[str, set[str]] = {
         "report",
         "schemes",
     },
-    "bisection": {"backend", "passes", "report"},
+    "bisection": {"backend", "graph", "passes", "report"},
     "__init__": {"backend", "bisection", "errors", "extension", "options", "report"},
 }
 # Only the record may be written to from below; the rest of `report` belongs to the door.
