@@ -39,6 +39,10 @@ class Options:
     pre_grad_rewrites: bool = field(
         default=True, metadata={"doc": "rewrite graphs before autograd; passes that users register run all the same"}
     )
+    numeric_check: Asked = field(
+        default=(),
+        metadata={"doc": "run stages against what they were given: {'pre_grad': {'precision': 1e-4, 'steps': 2}}"},
+    )
     bisect_limit: int | None = field(
         default=None, metadata={"doc": "apply only the first N passes since the last reset; None: all of them"}
     )
