@@ -49,6 +49,9 @@ class Options:
     bisect_rewrites: int | None = field(
         default=None, metadata={"doc": "of the last pass that bisect_limit applies, only the first N rewrites"}
     )
+    explain_patterns: tuple[str, ...] = field(
+        default=(), metadata={"doc": "nodes, or 'all', at which the log says why no pattern fits"}
+    )
     check: bool = field(default=True, metadata={"doc": "check the graph after every pass that changed it"})
     keep_text: bool = field(default=False, metadata={"doc": "keep the text before and after every pass in the record"})
     decompose: tuple[str, ...] = field(

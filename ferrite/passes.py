@@ -92,7 +92,8 @@ def _edit_one(
         before = text
         start = time.perf_counter()
         try:
-            with keep_ledger(module.graph, run.__name__, _rewrites_allowed(number, options)) as ledger:
+            allowed = _rewrites_allowed(number, options)
+            with keep_ledger(module.graph, run.__name__, allowed, options.explain_patterns) as ledger:
                 count = run(module.graph)
             if count and options.check:
                 check_graph(module, where, after_autograd=after_autograd)

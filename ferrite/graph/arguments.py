@@ -401,6 +401,11 @@ def nodes_in(value: Any) -> Iterator[Node]:
             yield from nodes_in((value.start, value.stop, value.step))
 
 
+def times_read(node: Node) -> int:
+    """How often a node is read: `x * x` reads x twice."""
+    return sum(entry is node for user in node.users for entry in nodes_in((user.args, user.kwargs)))
+
+
 def is_finite(value: Any) -> bool:
     """A plain number that is neither infinite nor NaN."""
     return type(value) in (int, float) and math.isfinite(value)

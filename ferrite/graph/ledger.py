@@ -18,10 +18,12 @@ from ferrite.decisions import Decision
 
 @dataclass
 class Ledger:
-    """`limit`: how many rewrites may be made; None: all of them."""
+    """`limit`: how many rewrites may be made; None: all of them. `explain`: nodes, or "all", for which patterns say why
+    they do not fit."""
 
     name: str = "rewrite"
     limit: int | None = None
+    explain: tuple[str, ...] = ()
     taken: int = 0
     decisions: list[Decision] = field(default_factory=list)
 
@@ -41,10 +43,10 @@ _open: WeakKeyDictionary[Graph, Ledger] = WeakKeyDictionary()
 
 
 @contextmanager
-def keep_ledger(graph: Graph, name: str, limit: int | None = None) -> Iterator[Ledger]:
+def keep_ledger(graph: Graph, name: str, limit: int | None = None, explain: tuple[str, ...] = ()) -> Iterator[Ledger]:
     """The ledger of `graph` while a pass runs over it."""
     before = _open.get(graph)
-    ledger = _open[graph] = Ledger(name, limit)
+    ledger = _open[graph] = Ledger(name, limit, explain)
     try:
         yield ledger
     finally:

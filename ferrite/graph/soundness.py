@@ -35,7 +35,7 @@ import torch
 from torch.fx import Graph, Node
 
 from ferrite.graph.aliases import Aliases
-from ferrite.graph.arguments import bind, is_int, nodes_in
+from ferrite.graph.arguments import bind, is_int, times_read
 from ferrite.graph.attempt import Attempt
 from ferrite.graph.build import Build, CannotBuild, Evaluator
 from ferrite.graph.effects import changes_mode, is_random, reshapes, written_by
@@ -95,7 +95,7 @@ class Soundness:
         (reader,) = node.users
         if user is not None and reader is not user:
             return f"{node.name} is read by {reader.name}, not by {user.name}"
-        times = sum(entry is node for entry in nodes_in((reader.args, reader.kwargs)))
+        times = times_read(node)
         return None if times == 1 else f"{reader.name} reads {node.name} {times} times"
 
     def has_values(self, *nodes: Any) -> str | None:

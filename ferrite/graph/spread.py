@@ -39,7 +39,7 @@ class Spread:
         roots: set[Any] = set()
         for old, result in self._replaced.items():
             before, after = value_of(old), value_of(result)
-            if not same_tensor and (reason := _differs(old.name, before, after)):
+            if not same_tensor and (reason := differs(old.name, before, after)):
                 return reason
             self._overlay[old] = after
             roots |= self._sound.aliases.of(old)
@@ -68,7 +68,7 @@ class Spread:
             if node.op == "output" or not (changed or shares) or _gives_nothing(node):
                 continue
             self._overlay[node] = self._sound.evaluator.value(node, self._overlay)
-            if not same_tensor and (reason := _differs(node.name, value_of(node), self._overlay[node])):
+            if not same_tensor and (reason := differs(node.name, value_of(node), self._overlay[node])):
                 return reason
             if shares or self._is_changed(node):
                 for user in node.users.keys() - seen - self._replaced.keys():
@@ -94,7 +94,7 @@ def _gives_nothing(node: Node) -> bool:
     return not node.users and value_of(node) is None
 
 
-def _differs(name: str, before: Any, after: Any) -> str | None:
+def differs(name: str, before: Any, after: Any) -> str | None:
     """Dtype, device or sizes that are not provably the same."""
     if isinstance(before, torch.Tensor) and isinstance(after, torch.Tensor):
         same = (
@@ -106,7 +106,7 @@ def _differs(name: str, before: Any, after: Any) -> str | None:
         )
         return None if same else f"{name} is {show_type(before)} and would be {show_type(after)}"
     if isinstance(before, (tuple, list)) and isinstance(after, (tuple, list)) and len(before) == len(after):
-        reasons = (_differs(name, a, b) for a, b in zip(before, after, strict=True))
+        reasons = (differs(name, a, b) for a, b in zip(before, after, strict=True))
         return next((reason for reason in reasons if reason is not None), None)
     if before is None and after is not None:
         return f"{name} has no fake value"
