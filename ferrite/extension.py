@@ -24,6 +24,7 @@ from torch.fx import Graph
 from ferrite.errors import CompileFault, UserFault
 from ferrite.graph.build import fill_values
 from ferrite.graph.check import check_graph
+from ferrite.graph.ledger import ledger_of
 from ferrite.graph.order import sort_nodes
 from ferrite.graph.pattern.match import Match
 from ferrite.graph.pattern.traced import TracedPattern
@@ -63,10 +64,13 @@ class UserPass:
     def __call__(self, graph: Graph) -> int:
         where = f"{self.stage}.{self.name}"
         before = take(graph)
+        facts = ledger_of(graph).facts
         try:
             told = self.function(graph)
             sort_nodes(graph)
             changed = len(changed_nodes(graph, before)) + len(before.keys() - set(graph.nodes))
+            if changed:
+                facts.clear()
             if changed and self.stage == "pre_grad":
                 fill_values(graph)
             if changed and graph.owning_module is not None:

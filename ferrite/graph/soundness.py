@@ -28,7 +28,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -46,35 +45,49 @@ from ferrite.graph.values import same_metadata, tensor_of, value_of
 
 
 class Soundness:
-    """Facts about one graph: gathered once, in linear time, when they are first asked for; kept right by `rewrite`."""
+    """Facts about one graph: gathered once, in linear time, when they are first asked for; kept right by `rewrite`, and
+    handed on to the next pass if nothing else edits the graph."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.ledger = ledger_of(graph)
 
-    @cached_property
+    @property
     def aliases(self) -> Aliases:
-        return Aliases(self.graph)
+        return self._fact("aliases", lambda: Aliases(self.graph))
 
-    @cached_property
+    @property
     def modes(self) -> Modes:
-        return Modes(self.graph)
+        return self._fact("modes", lambda: Modes(self.graph))
 
-    @cached_property
+    @property
     def evaluator(self) -> Evaluator:
-        return Evaluator(self.graph, self.modes)
+        return self._fact("evaluator", lambda: Evaluator(self.graph, self.modes))
 
-    @cached_property
+    @property
     def _writers(self) -> dict[Any, list[Node]]:
         """The calls that write each memory, in order."""
+        return self._fact("writers", self._find_writers)
+
+    @property
+    def _reshaped(self) -> set[Any]:
+        """Memory whose tensors are given other sizes in place."""
+        return self._fact("reshaped", self._find_reshaped)
+
+    def _fact(self, name: str, find: Callable[[], Any]) -> Any:
+        known = self.ledger.facts
+        if name not in known:
+            known[name] = find()
+        return known[name]
+
+    def _find_writers(self) -> dict[Any, list[Node]]:
         found: dict[Any, list[Node]] = {}
         for node in self.graph.nodes:
             for root in self.aliases.of_all(written_by(node)):
                 found.setdefault(root, []).append(node)
         return found
 
-    @cached_property
-    def _reshaped(self) -> set[Any]:
+    def _find_reshaped(self) -> set[Any]:
         return self.aliases.of_all(source for node in self.graph.nodes for source in reshapes(node))
 
     @property
@@ -249,7 +262,7 @@ class Soundness:
         if writers:
             self._writers[self.aliases.root(next(iter(roots)))] = sorted(writers)
         if not self._reshaped.isdisjoint(roots):
-            self._reshaped |= {self.aliases.root(root) for root in roots}
+            self._reshaped.update(self.aliases.root(root) for root in roots)
 
 
 def _short(value: torch.Tensor) -> str:

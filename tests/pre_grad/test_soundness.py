@@ -421,3 +421,23 @@ def test_the_limit_stops_rewrites() -> None:
         with keep_ledger(graph, "sink", limit) as ledger:
             assert careless_sink(graph) == expected
         assert [decision.reason for decision in ledger.decisions] == [f"rewrite {n + 1}" for n in range(expected)]
+
+
+def test_facts_are_handed_on_and_stay_true() -> None:
+    """A second pass knows what the first one did, without looking at the graph again."""
+    captured = capture(lambda x: torch.cat([torch.cat([x])[0]]) + 1, [X])
+    facts: dict[str, Any] = {}
+    with keep_ledger(captured.module.graph, "one", 1, facts=facts):
+        careless_cat_of_one(captured.module.graph)
+    known = facts["aliases"]
+    with keep_ledger(captured.module.graph, "two", facts=facts):
+        sound = Soundness(captured.module.graph)
+        assert sound.aliases is known
+        fresh = Soundness(captured.module.graph)
+        nodes = [node for node in captured.module.graph.nodes if node.op != "output"]
+    with keep_ledger(captured.module.graph, "three"):
+        again = Soundness(captured.module.graph)
+        for one in nodes:
+            for other in nodes:
+                if again.aliases.shares(one, other):
+                    assert fresh.aliases.shares(one, other)
