@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -227,9 +227,17 @@ def assert_same(one: GraphModule, other: GraphModule, inputs: Sequence[Any], *, 
 def _call(module: GraphModule, inputs: list[Any]) -> Any:
     torch.manual_seed(0)
     try:
-        return module(*inputs)
+        with _modes_restored():
+            return module(*inputs)
     except Exception as error:
         return error
+
+
+@contextmanager
+def _modes_restored() -> Iterator[None]:
+    """A graph that fails between two switches leaves its modes on."""
+    with torch.set_grad_enabled(torch.is_grad_enabled()), torch.autocast("cpu", enabled=torch.is_autocast_enabled("cpu")):
+        yield
 
 
 def _close(found: Any, expected: Any, exact: bool, *, strides: bool = True) -> None:
@@ -279,7 +287,8 @@ def _gradients(module: GraphModule, inputs: Sequence[Any], chosen: Sequence[bool
             given.append(copy.deepcopy(value))
     torch.manual_seed(0)
     try:
-        outputs = pytree.tree_leaves(module(*given))
+        with _modes_restored():
+            outputs = pytree.tree_leaves(module(*given))
         ends = [end for end in outputs if isinstance(end, torch.Tensor) and end.requires_grad]
         if not ends or not leaves:
             return []
