@@ -54,7 +54,8 @@ class Attempt:
             old.replace_all_uses_with(result, delete_user_cb=lambda user: user not in self._new.made)
             sound.join(both)
         self._spread.commit()
-        for node in reversed(matched):
+        held = {source for node in matched for source in node.all_input_nodes if source.op == "get_attr"}
+        for node in [*reversed(matched), *sorted(held)]:
             if not node.users:
                 node.graph.erase_node(node)
 
@@ -95,10 +96,11 @@ class Attempt:
     def _judge(self, same_tensor: bool) -> str | None:
         sound, matched = self._sound, self._matched()
         first, last = min([*matched, self._place]), max([*matched, self._place])
+        held = [node for node in self._new.made if node.op == "get_attr"]
         return (
             sound.is_pure(*matched)
             or sound.one_mode(self._place, *matched)
-            or _first(sound.written_between(node, first, last) for node in [*self._inputs(), *matched])
+            or _first(sound.written_between(node, first, last) for node in [*self._inputs(), *held, *matched])
             or _first(self._done_twice(node, matched) for node in matched if node not in self._olds)
             or (None if same_tensor else _first(map(self._unlike, self._olds, self._results)))
             or _first(map(self._part_of_new, self._olds, self._results))

@@ -186,6 +186,10 @@ class Soundness:
                 return f"{first.name} and {node.name} run in different modes"
         return None
 
+    def without_grad(self, node: Node) -> str | None:
+        """No gradient is taken through `node`."""
+        return None if ("grad", False) in self.modes.of(node) else f"{node.name} runs with gradients enabled"
+
     def is_pure(self, *nodes: Node) -> str | None:
         """None of them writes memory, draws random numbers or switches a mode."""
         for node in nodes:

@@ -39,6 +39,8 @@ class Spread:
         roots: set[Any] = set()
         for old, result in self._replaced.items():
             before, after = value_of(old), value_of(result)
+            if same_tensor and before is None:
+                continue  # nothing was known of it, so nothing that was known changes
             if not same_tensor and (reason := differs(old.name, before, after)):
                 return reason
             self._overlay[old] = after

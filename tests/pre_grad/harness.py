@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.fx import Graph, GraphModule, Interpreter, Node
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import Graph, GraphModule, Interpreter, Node, Tracer
 from torch.utils import _pytree as pytree
 
 from ferrite.graph.arguments import kind
@@ -74,6 +75,40 @@ def capture(function: Callable[..., Any], inputs: Sequence[Any], *, dynamic: boo
         torch.compile(function, backend=keep, fullgraph=True, dynamic=dynamic)(*inputs)
     (captured,) = found
     return captured
+
+
+def trace(module: torch.nn.Module, inputs: Sequence[Any]) -> Captured:
+    """A graph that calls modules and holds parameters, as `torch.fx` traces it and Dynamo does not, with its values."""
+    tracer = Tracer()
+    tracer.proxy_buffer_attributes = True
+    traced = GraphModule(module, tracer.trace(module))
+    mode = FakeTensorMode()
+    with mode:
+        _Noted(traced, mode).run(*(mode.from_tensor(value, static_shapes=True) for value in inputs))
+    return Captured(traced, copy.deepcopy(list(inputs)))
+
+
+class _Noted(Interpreter):
+    """Runs a graph on fake tensors and writes down what each node gives."""
+
+    def __init__(self, module: GraphModule, mode: FakeTensorMode) -> None:
+        super().__init__(module)
+        self._mode = mode
+
+    def run_node(self, node: Node) -> Any:
+        value = super().run_node(node)
+        if node.op != "output":
+            node.meta["example_value"] = value
+        return value
+
+    def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
+        return self._mode.from_tensor(super().get_attr(target, args, kwargs), static_shapes=True)
+
+    def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
+        module = self.fetch_attr(target)
+        state = [*module.named_parameters(), *module.named_buffers()]
+        fakes = {name: self._mode.from_tensor(value, static_shapes=True) for name, value in state}
+        return torch.func.functional_call(module, fakes, args, kwargs)
 
 
 def rewrites(
@@ -192,9 +227,17 @@ def assert_same(one: GraphModule, other: GraphModule, inputs: Sequence[Any], *, 
 def _call(module: GraphModule, inputs: list[Any]) -> Any:
     torch.manual_seed(0)
     try:
-        return module(*inputs)
+        with _modes_restored():
+            return module(*inputs)
     except Exception as error:
         return error
+
+
+@contextmanager
+def _modes_restored() -> Iterator[None]:
+    """A graph that fails between two switches leaves its modes on."""
+    with torch.set_grad_enabled(torch.is_grad_enabled()), torch.autocast("cpu", enabled=torch.is_autocast_enabled("cpu")):
+        yield
 
 
 def _close(found: Any, expected: Any, exact: bool, *, strides: bool = True) -> None:
@@ -218,8 +261,14 @@ def _sharing(outputs: Any, inputs: Sequence[Any]) -> list[Any]:
 
 
 def _assert_same_gradients(one: GraphModule, other: GraphModule, inputs: Sequence[Any], exact: bool) -> None:
-    """Gradients by all floating inputs, which arrive as copies of leaves, so that they may be written in place."""
-    expected, found = _gradients(one, inputs), _gradients(other, inputs)
+    """Gradients by all floating inputs, which arrive as copies of leaves, so that they may be written in place. Where
+    there is none by some input (running statistics), by those that came with a gradient."""
+    chosen = [isinstance(value, torch.Tensor) and value.dtype.is_floating_point for value in inputs]
+    expected = _gradients(one, inputs, chosen)
+    if isinstance(expected, Exception):
+        chosen = [isinstance(value, torch.Tensor) and value.requires_grad for value in inputs]
+        expected = _gradients(one, inputs, chosen)
+    found = _gradients(other, inputs, chosen)
     if isinstance(expected, Exception):
         assert isinstance(found, Exception), "gradients exist now and did not before"
         return
@@ -227,10 +276,10 @@ def _assert_same_gradients(one: GraphModule, other: GraphModule, inputs: Sequenc
     _close(found, expected, exact, strides=False)
 
 
-def _gradients(module: GraphModule, inputs: Sequence[Any]) -> Any:
+def _gradients(module: GraphModule, inputs: Sequence[Any], chosen: Sequence[bool]) -> Any:
     leaves, given = [], []
-    for value in inputs:
-        if isinstance(value, torch.Tensor) and value.dtype.is_floating_point:
+    for value, by_this in zip(inputs, chosen, strict=True):
+        if by_this:
             leaf = value.detach().clone(memory_format=torch.preserve_format).requires_grad_()
             leaves.append(leaf)
             given.append(leaf.clone(memory_format=torch.preserve_format))
@@ -238,7 +287,8 @@ def _gradients(module: GraphModule, inputs: Sequence[Any]) -> Any:
             given.append(copy.deepcopy(value))
     torch.manual_seed(0)
     try:
-        outputs = pytree.tree_leaves(module(*given))
+        with _modes_restored():
+            outputs = pytree.tree_leaves(module(*given))
         ends = [end for end in outputs if isinstance(end, torch.Tensor) and end.requires_grad]
         if not ends or not leaves:
             return []

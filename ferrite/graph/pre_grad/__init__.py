@@ -11,8 +11,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ferrite.graph.pre_grad.drop_idle_dropout import drop_idle_dropout
+from ferrite.graph.pre_grad.fold_conv_bn import fold_conv_bn
 from ferrite.graph.pre_grad.normalise_keywords import normalise_keywords
 from ferrite.graph.pre_grad.normalise_ops import normalise_ops
+from ferrite.graph.pre_grad.remove_identity import remove_identity
+from ferrite.graph.pre_grad.scale_conv_by_bn import scale_conv_by_bn
+from ferrite.graph.pre_grad.sink_cat import sink_cat
+from ferrite.graph.pre_grad.transpose_linear_input import transpose_linear_input
+from ferrite.graph.pre_grad.transpose_linear_output import transpose_linear_output
+from ferrite.graph.pre_grad.transpose_matmul import transpose_matmul
 
 GROUPS = (
     "keywords",  # one name for every keyword: before anybody else reads one
@@ -42,5 +49,12 @@ class PreGradPass:
 PASSES: tuple[PreGradPass, ...] = (
     PreGradPass(normalise_keywords, "keywords", default=True),
     PreGradPass(drop_idle_dropout, "clean", default=True),
+    PreGradPass(remove_identity, "clean", default=True),
+    PreGradPass(sink_cat, "device", default=False),
+    PreGradPass(transpose_linear_output, "device", default=False),
+    PreGradPass(transpose_linear_input, "device", default=False),
+    PreGradPass(transpose_matmul, "device", default=False),
+    PreGradPass(fold_conv_bn, "device", default=False),
     PreGradPass(normalise_ops, "operators", default=False),
+    PreGradPass(scale_conv_by_bn, "late", default=False),
 )
