@@ -58,16 +58,19 @@ class Spread:
     def _walk(self, affected: set[Node], roots: set[Any], same_tensor: bool) -> str | None:
         waiting = sorted({user for node in affected for user in node.users if user not in self._replaced})
         seen = set(waiting)
-        for _ in range(_FARTHEST):
-            if not waiting:
-                return None
+        evaluated = 0
+        while waiting:
             node = heappop(waiting)
-            changed = [source for source in node.all_input_nodes if self._is_changed(source)]
+            # Few values are new, and a node may read thousands.
+            changed = [source for source in self._overlay if node in source.users and self._is_changed(source)]
             shares = not roots.isdisjoint(self._sound.aliases.of(node))
             if changed and not same_tensor and (reason := self._minds(node, changed[0])):
                 return reason
             if node.op == "output" or not (changed or shares) or _gives_nothing(node):
                 continue
+            evaluated += 1
+            if evaluated > _FARTHEST:
+                return f"other strides reach more than {_FARTHEST} nodes"
             self._overlay[node] = self._sound.evaluator.value(node, self._overlay)
             reason = differs(node.name, value_of(node), self._overlay[node]) or self._turns(node)
             if not same_tensor and reason is not None:
@@ -76,7 +79,7 @@ class Spread:
                 for user in node.users.keys() - seen - self._replaced.keys():
                     seen.add(user)
                     heappush(waiting, user)
-        return f"other strides reach more than {_FARTHEST} nodes"
+        return None
 
     def _minds(self, node: Node, source: Node) -> str | None:
         """Why a reader of a value with other strides must not see them."""
