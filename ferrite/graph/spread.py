@@ -86,7 +86,8 @@ class Spread:
         if node.op == "output":
             new, old = show_type(self._overlay[source]), show_type(value_of(source))
             return f"{source.name} would be returned as {new}, not {old}"
-        if kind(node) is None or kind(node) in _LAYOUT_MATTERS:
+        name = kind(node)
+        if name is None or "::" in name or name in _LAYOUT_MATTERS:  # only aten's ops go without the name of a library
             return f"{node.name} would see other strides"
         return None
 
