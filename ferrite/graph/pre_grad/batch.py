@@ -90,7 +90,7 @@ def batch(graph: Graph, rule: Rule, limits: Limits) -> int:
                     engine.fuse(among & parent)
             if not limits.same_parent:
                 engine.fuse(among)
-    return sound.rewrites
+    return engine.finish()
 
 
 def pointwise(name: str, function: Callable[..., Any], *options: str, random: bool = False) -> Rule:
@@ -146,6 +146,7 @@ class _Engine:
         self._members = members
         self._groups = groups
         self.refused: Set = 0
+        self._apart: dict[Node, str] = {}
         first = next(iter(sound.graph.nodes))
         self._written = {
             node: [operand for operand in member.operands if sound.written_after(operand, first)]
@@ -162,11 +163,22 @@ class _Engine:
             else:
                 self.refused |= self._groups.of(nodes)
 
+    def finish(self) -> int:
+        """Say which members were left because of a write between them and the others; gives the number of rewrites."""
+        for node, reason in self._apart.items():
+            if not self._groups.of([node]) & (self._groups.joined | self.refused):
+                self._sound.refuse(node, reason)
+        return self._sound.rewrites
+
     def _fits(self, chosen: list[Node], node: Node) -> bool:
         """Nobody writes what one of them reads between the first and the last of them."""
         window = [*chosen, node]
         read = [operand for member in window for operand in self._written[member]]
-        return not read or not any(self._sound.written_between(entry, min(window), max(window)) for entry in read)
+        reasons = (self._sound.written_between(operand, min(window), max(window)) for operand in read)
+        reason = next(filter(None, reasons), None)
+        if reason is not None:
+            self._apart[node] = reason
+        return reason is None
 
     def _fuse_set(self, nodes: list[Node]) -> bool:
         def build(new: Builder) -> list[Node]:

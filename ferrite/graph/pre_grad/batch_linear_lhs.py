@@ -6,7 +6,7 @@
 
 Queries, keys and values, or gate and up: the input is read once, and one larger product keeps all cores busy. The input
 may have any rank, and sizes in front that vary. A part has the strides of the whole: where an output or an op would see
-them, it is copied. Weights that are constants are put together once, when constants are folded.
+them, it is copied.
 """
 
 from __future__ import annotations

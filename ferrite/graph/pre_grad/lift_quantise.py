@@ -14,21 +14,20 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-import torch
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
-from ferrite.graph.arguments import bind, find, is_finite, nodes_in
+from ferrite.graph.arguments import bind, find, nodes_in
 from ferrite.graph.build import Builder
 from ferrite.graph.soundness import Soundness
 
-_QUANTISE = ("quantize_per_tensor", "quantized_decomposed::quantize_per_tensor")
+_QUANTISE = "quantized_decomposed::quantize_per_tensor"
 _VIEWS = ("transpose", "permute", "view", "reshape")
 
 
 def lift_quantise(graph: Graph) -> int:
     sound = Soundness(graph)
-    for node in find(graph, *_QUANTISE):
+    for node in find(graph, _QUANTISE):
         _lift(sound, node)
     return sound.rewrites
 
@@ -39,8 +38,8 @@ def _lift(sound: Soundness, node: Node) -> None:
     if call is None or not chain:
         return
     options = {name: value for name, value in call.arguments.items() if name != "input"}
-    literal = all(is_finite(value) or isinstance(value, torch.dtype) for value in options.values())
-    objection = None if literal else f"{node.name} is given {next(nodes_in(options)).name}, a value of the graph"
+    varies = next(nodes_in(options), None)
+    objection = None if varies is None else f"{node.name} is given {varies.name}, a value of the graph"
     for source, reader in zip(chain, [*chain[1:], node], strict=True):
         objection = objection or sound.only_user(source, reader)
 
