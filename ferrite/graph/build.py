@@ -73,7 +73,7 @@ class Builder:
     """
 
     def __init__(self, place: Node, origin: Node, evaluator: Evaluator) -> None:
-        self.made: list[Node] = []
+        self.made: dict[Node, None] = {}
         self._held: list[str] = []
         self._place = place
         self._origin = origin
@@ -83,7 +83,7 @@ class Builder:
         op = "call_method" if isinstance(target, str) else "call_function"
         with self._place.graph.inserting_before(self._place):
             node = self._place.graph.create_node(op, target, args, kwargs)
-        self.made.append(node)
+        self.made[node] = None
         node.meta.update({key: self._origin.meta[key] for key in _KEPT if key in self._origin.meta})
         node.meta[value_key(self._origin)] = self._evaluator.value(node)
         return node
@@ -96,7 +96,7 @@ class Builder:
             node = graph.get_attr(path)
         # One fake value for one tensor, so that a write through another node is seen.
         node.meta.update({key: one.meta[key] for one in same for key in ("example_value", "val") if key in one.meta})
-        self.made.append(node)
+        self.made[node] = None
         return node
 
     def constant(self, tensor: torch.Tensor, name: str) -> Node:

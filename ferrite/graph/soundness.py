@@ -40,6 +40,7 @@ from ferrite.graph.build import Build, CannotBuild, Evaluator
 from ferrite.graph.effects import changes_mode, is_random, reshapes, written_by
 from ferrite.graph.ledger import ledger_of
 from ferrite.graph.modes import Modes
+from ferrite.graph.spread import Spread
 from ferrite.graph.text import SHORT_DTYPES, show_type
 from ferrite.graph.values import same_metadata, tensor_of, value_of
 
@@ -190,16 +191,25 @@ class Soundness:
         """No gradient is taken through `node`."""
         return None if ("grad", False) in self.modes.of(node) else f"{node.name} runs with gradients enabled"
 
-    def is_pure(self, *nodes: Node) -> str | None:
-        """None of them writes memory, draws random numbers or switches a mode."""
+    def is_pure(self, *nodes: Node, random: bool = False) -> str | None:
+        """None of them writes memory, switches a mode or, unless `random` allows it, draws random numbers."""
         for node in nodes:
             if written_by(node):
                 return f"{node.name} writes memory"
-            if is_random(node):
+            if not random and is_random(node):
                 return f"{node.name} draws random numbers"
             if changes_mode(node):
                 return f"{node.name} switches a mode"
         return None
+
+    def layout_matters(self, old: Node, result: Node) -> str | None:
+        """No reader of `old` would mind the strides of `result` in its place."""
+        if same_metadata(value_of(old), value_of(result)):
+            return None
+        try:
+            return Spread(self, {old: result}).try_values(same_tensor=False)
+        except CannotBuild as failure:
+            return str(failure)
 
     # The rewrite.
 
@@ -211,12 +221,16 @@ class Soundness:
         objection: str | None = None,
         before: Node | None = None,
         same_tensor: bool = False,
+        each: Sequence[Node] = (),
+        random: bool = False,
     ) -> bool:
         """Put what `build` makes in place of `old`, one node or several, if no rule speaks against it.
 
         `build(new)` gives as many nodes as `old` has: made by `new(function, *args, **kwargs)` or `new("method", x)`
         right before `before` (the first of `old`, if not named), or found in the graph; a node of the graph may also be
-        given at once. `same_tensor`: eager gives this very tensor, whatever the fake values say.
+        given at once. `same_tensor`: eager gives this very tensor, whatever the fake values say. `each`: the places
+        that are rewritten at once, each counted as one; a pass asks `ledger.room` how many it may take. `random`: what
+        is matched may draw random numbers, and the new nodes others, as long as no other call draws in between.
         """
         olds = [old] if isinstance(old, Node) else list(old)
         if self.ledger.is_full:
@@ -224,14 +238,26 @@ class Soundness:
         if objection is not None:
             self.refuse(olds[0], objection)
             return False
-        attempt = Attempt(self, olds, before or min(olds))
+        attempt = Attempt(self, olds, before or min(olds), random)
         reason = attempt.build(build, same_tensor)
         if reason is not None:
             attempt.undo()
             self.refuse(olds[0], reason)
             return False
         attempt.commit()
-        self.ledger.take(tuple(one.name for one in olds))
+        for places in [[place] for place in each] or [olds]:
+            self.ledger.take(tuple(one.name for one in places))
+        return True
+
+    def drop(self, node: Node) -> bool:
+        """Take away a call that nobody reads and that does nothing else."""
+        if node.users or self.ledger.is_full:
+            return False
+        if reason := self.is_pure(node):
+            self.refuse(node, reason)
+            return False
+        self.graph.erase_node(node)
+        self.ledger.take((node.name,))
         return True
 
     def respell(

@@ -77,13 +77,15 @@ def capture(function: Callable[..., Any], inputs: Sequence[Any], *, dynamic: boo
     return captured
 
 
-def trace(module: torch.nn.Module, inputs: Sequence[Any]) -> Captured:
-    """A graph that calls modules and holds parameters, as `torch.fx` traces it and Dynamo does not, with its values."""
+def trace(function: Callable[..., Any], inputs: Sequence[Any]) -> Captured:
+    """The calls as they are written, without Dynamo, with their values: quick, and for modules a graph that calls those
+    inside and holds parameters."""
     tracer = Tracer()
     tracer.proxy_buffer_attributes = True
-    traced = GraphModule(module, tracer.trace(module))
+    graph = tracer.trace(function)
+    traced = GraphModule(tracer.root, graph)
     mode = FakeTensorMode()
-    with mode:
+    with mode, torch.no_grad():
         _Noted(traced, mode).run(*(mode.from_tensor(value, static_shapes=True) for value in inputs))
     return Captured(traced, copy.deepcopy(list(inputs)))
 
@@ -236,7 +238,10 @@ def _call(module: GraphModule, inputs: list[Any]) -> Any:
 @contextmanager
 def _modes_restored() -> Iterator[None]:
     """A graph that fails between two switches leaves its modes on."""
-    with torch.set_grad_enabled(torch.is_grad_enabled()), torch.autocast("cpu", enabled=torch.is_autocast_enabled("cpu")):
+    with (
+        torch.set_grad_enabled(torch.is_grad_enabled()),
+        torch.autocast("cpu", enabled=torch.is_autocast_enabled("cpu")),
+    ):
         yield
 
 

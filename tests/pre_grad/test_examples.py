@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.ao.quantization.fx._decomposed
 from torch import nn
 from torch.fx import GraphModule, Node
 from torch.nn import functional
@@ -27,13 +28,18 @@ from ferrite.graph.pre_grad import PASSES
 from ferrite.graph.text import parse_graph
 from tests.pre_grad.harness import capture, rewrites, trace
 
-NAMES = {"torch": torch, "F": functional, "operator": operator}
+NAMES = {
+    "torch": torch,
+    "F": functional,
+    "operator": operator,
+    "quantise": torch.ops.quantized_decomposed.quantize_per_tensor.default,
+}
 
 
 def examples(module: Any) -> list[tuple[str, str, str]]:
     """(types, before, after) of every example in a module's docstring."""
     lines: list[str] = []
-    for line in (inspect.getdoc(module) or "").splitlines():
+    for line in (module.__doc__ or "").splitlines():
         if line.strip().startswith("->") and lines:
             lines[-1] += f"  {line.strip()}"
         elif lines and lines[-1].endswith(";"):

@@ -157,7 +157,9 @@ class TestCalledAgain:
 
         model = Two(nn.Conv1d(4, 6, 2), normal(1, 6))
         model.other = normal(1, 6, eps=0.5)
-        refuses(model, torch.randn(2, 4, 6), because="weight is also read by conv" if form is Pair else "is also read by")
+        refuses(
+            model, torch.randn(2, 4, 6), because="weight is also read by conv" if form is Pair else "is also read by"
+        )
 
     @pytest.mark.parametrize("form", [Pair, Inlined])
     def test_bare_second_use(self, form: type[Pair]) -> None:
@@ -196,7 +198,9 @@ class TestMustNotFire:
                 y = F.conv1d(x, self.conv.weight)
                 return F.batch_norm(y, self.bn.running_mean, self.bn.running_var, training=True)
 
-        assert fold_with_reasons(traced(Trains(nn.Conv1d(4, 6, 2), normal(1, 6)), self.X)) == ["batch_norm is in training"]
+        assert fold_with_reasons(traced(Trains(nn.Conv1d(4, 6, 2), normal(1, 6)), self.X)) == [
+            "batch_norm is in training"
+        ]
 
     def test_convolution_in_training(self) -> None:
         model = Pair(nn.Conv1d(4, 6, 2), normal(1, 6))
@@ -205,7 +209,9 @@ class TestMustNotFire:
         assert fold_with_reasons(captured) == ["conv is in training"]
 
     def test_no_running_statistics(self) -> None:
-        refuses(Pair(nn.Conv1d(4, 6, 2), normal(1, 6, track_running_stats=False)), self.X, because="no running statistics")
+        refuses(
+            Pair(nn.Conv1d(4, 6, 2), normal(1, 6, track_running_stats=False)), self.X, because="no running statistics"
+        )
 
     @pytest.mark.parametrize("form", [Pair, Inlined])
     def test_output_used_twice(self, form: type[Pair]) -> None:
@@ -287,7 +293,9 @@ class TestMustNotFire:
                 x.add_(1)
                 return self.bn(y)
 
-        refuses(Writes(nn.Conv1d(4, 6, 2), normal(1, 6)), self.X, because="x may be written by add_ between conv and bn")
+        refuses(
+            Writes(nn.Conv1d(4, 6, 2), normal(1, 6)), self.X, because="x may be written by add_ between conv and bn"
+        )
 
     def test_channels_that_are_not_second(self) -> None:
         """A convolution without a batch: the norm takes its rows for channels."""

@@ -213,11 +213,15 @@ class TestMustBeCorrect:
     def test_linear_on_three_dimensions(self) -> None:
         """The peer scales the wrong dimension, in silence."""
         inputs = [torch.randn(2, 6, 4), torch.randn(6, 4), MEAN, VAR]
-        keeps(scale_conv_by_bn, lambda x, w, m, v: F.batch_norm(F.linear(x, w), m, v), inputs, because="second dimension")
+        keeps(
+            scale_conv_by_bn, lambda x, w, m, v: F.batch_norm(F.linear(x, w), m, v), inputs, because="second dimension"
+        )
 
     def test_convolution_without_a_batch(self) -> None:
         inputs = [torch.randn(4, 8, 8), W, MEAN, VAR]
-        keeps(scale_conv_by_bn, lambda x, w, m, v: F.batch_norm(F.conv2d(x, w), m, v), inputs, because="second dimension")
+        keeps(
+            scale_conv_by_bn, lambda x, w, m, v: F.batch_norm(F.conv2d(x, w), m, v), inputs, because="second dimension"
+        )
 
     def test_convolution_of_halves_and_norm_of_floats(self) -> None:
         """The peer crashes."""

@@ -62,7 +62,11 @@ def test_several_views_are_made_again() -> None:
 
 def test_one_op_sinks_after_the_other() -> None:
     rewrites(
-        sink_cat, lambda a, b: torch.cat([a, b], 1).tanh().relu(), [A, B], times=2, left={"tanh": 2, "relu": 2, "cat": 1}
+        sink_cat,
+        lambda a, b: torch.cat([a, b], 1).tanh().relu(),
+        [A, B],
+        times=2,
+        left={"tanh": 2, "relu": 2, "cat": 1},
     )
 
 

@@ -91,7 +91,7 @@ class TestLinearOutput:
         )
 
     def test_four_dimensions(self) -> None:
-        function = lambda x, w, b: F.linear(x, w, b).mT.contiguous()  # noqa: E731
+        function = lambda x, w, b: F.linear(x, w, b).mT.contiguous()
         four = X.reshape(1, 2, 7, 5)
         rewrites(transpose_linear_output, function, [four, W, B], times=1, left={"linear": 0, "matmul": 1, "add": 1})
         half = [value.bfloat16() for value in (four, W, B)]

@@ -10,8 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ferrite.graph.pre_grad.batch_clamp import batch_clamp
+from ferrite.graph.pre_grad.batch_detach import batch_detach
+from ferrite.graph.pre_grad.batch_dropout import batch_dropout
+from ferrite.graph.pre_grad.batch_layernorm import batch_layernorm
+from ferrite.graph.pre_grad.batch_linear import batch_linear
+from ferrite.graph.pre_grad.batch_linear_lhs import batch_linear_lhs
+from ferrite.graph.pre_grad.batch_nan_to_num import batch_nan_to_num
+from ferrite.graph.pre_grad.batch_relu import batch_relu
+from ferrite.graph.pre_grad.batch_sigmoid import batch_sigmoid
+from ferrite.graph.pre_grad.batch_tanh import batch_tanh
 from ferrite.graph.pre_grad.drop_idle_dropout import drop_idle_dropout
+from ferrite.graph.pre_grad.einsum_to_pointwise import einsum_to_pointwise
 from ferrite.graph.pre_grad.fold_conv_bn import fold_conv_bn
+from ferrite.graph.pre_grad.lift_quantise import lift_quantise
 from ferrite.graph.pre_grad.normalise_keywords import normalise_keywords
 from ferrite.graph.pre_grad.normalise_ops import normalise_ops
 from ferrite.graph.pre_grad.remove_identity import remove_identity
@@ -56,5 +68,17 @@ PASSES: tuple[PreGradPass, ...] = (
     PreGradPass(transpose_matmul, "device", default=False),
     PreGradPass(fold_conv_bn, "device", default=False),
     PreGradPass(normalise_ops, "operators", default=False),
+    PreGradPass(batch_linear_lhs, "batch", default=False),
+    PreGradPass(batch_linear, "batch", default=False),
+    PreGradPass(batch_layernorm, "batch", default=False),
+    PreGradPass(batch_tanh, "batch", default=False),
+    PreGradPass(batch_sigmoid, "batch", default=False),
+    PreGradPass(batch_relu, "batch", default=False),
+    PreGradPass(batch_clamp, "batch", default=False),
+    PreGradPass(batch_nan_to_num, "batch", default=False),
+    PreGradPass(batch_detach, "batch", default=False),
+    PreGradPass(batch_dropout, "batch", default=False),
+    PreGradPass(einsum_to_pointwise, "patterns", default=False),
     PreGradPass(scale_conv_by_bn, "late", default=False),
+    PreGradPass(lift_quantise, "quantise", default=True),
 )
