@@ -217,6 +217,17 @@ class Soundness:
         self.ledger.take(tuple(one.name for one in olds))
         return True
 
+    def drop(self, node: Node) -> bool:
+        """Take away a call that nobody reads and that does nothing else."""
+        if node.users or self.ledger.is_full:
+            return False
+        if reason := self.is_pure(node):
+            self.refuse(node, reason)
+            return False
+        self.graph.erase_node(node)
+        self.ledger.take((node.name,))
+        return True
+
     def respell(
         self, node: Node, target: Callable[..., Any] | str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> bool:

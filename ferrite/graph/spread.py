@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.utils._pytree import tree_leaves
 
 from ferrite.graph.arguments import kind
 from ferrite.graph.build import value_key
@@ -68,7 +69,8 @@ class Spread:
             if node.op == "output" or not (changed or shares) or _gives_nothing(node):
                 continue
             self._overlay[node] = self._sound.evaluator.value(node, self._overlay)
-            if not same_tensor and (reason := _differs(node.name, value_of(node), self._overlay[node])):
+            reason = _differs(node.name, value_of(node), self._overlay[node]) or self._turns(node)
+            if not same_tensor and reason is not None:
                 return reason
             if shares or self._is_changed(node):
                 for user in node.users.keys() - seen - self._replaced.keys():
@@ -84,6 +86,36 @@ class Spread:
         if kind(node) is None or kind(node) in _LAYOUT_MATTERS:
             return f"{node.name} would see other strides"
         return None
+
+    def _turns(self, node: Node) -> str | None:
+        """A reshape that copied and now gives a view, or the other way round, where somebody could see it."""
+        sound, inputs = self._sound, node.all_input_nodes
+        was_view = any(sound.aliases.shares(node, source) for source in inputs)
+        read = {storage for source in inputs for storage in _storages(self._overlay.get(source, value_of(source)))}
+        is_view = not read.isdisjoint(_storages(self._overlay[node]))
+        if was_view == is_view:
+            return None
+        seen = sound.written_after(node) or (sound.returned(node) if is_view else self._also_returned(node))
+        for source in inputs if is_view else ():
+            seen = seen or sound.written_after(source, node)
+        what = "would be a view and was a copy" if is_view else "would be a copy and was a view"
+        return f"{node.name} {what}, and {seen}" if seen else None
+
+    def _also_returned(self, node: Node) -> str | None:
+        """The memory of a node is an input's, or is returned in another way than as this node and its views."""
+        shares = self._sound.aliases.shares
+        views, waiting = {node}, [node]
+        while waiting:
+            found = {user for user in waiting.pop().users if shares(user, node)} - views
+            views |= found
+            waiting += found
+        *_, output = self._sound.graph.nodes
+        if views.isdisjoint(output.all_input_nodes):
+            return None
+        inputs = self._sound.graph.find_nodes(op="placeholder") + self._sound.graph.find_nodes(op="get_attr")
+        others = (other for other in (*inputs, *output.all_input_nodes) if other not in views and shares(other, node))
+        other = next(others, None)
+        return f"shares memory with {other.name}, which is also seen" if other is not None else None
 
     def _is_changed(self, node: Node) -> bool:
         return node in self._overlay and not same_metadata(value_of(node), self._overlay[node])
@@ -111,3 +143,11 @@ def _differs(name: str, before: Any, after: Any) -> str | None:
     if before is None and after is not None:
         return f"{name} has no fake value"
     return None if type(before) is type(after) else f"{name} gives another kind of value"
+
+
+def _storages(value: Any) -> set[int]:
+    found = set()
+    for leaf in tree_leaves(value):
+        if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided:
+            found.add(leaf.untyped_storage()._cdata)
+    return found

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Interpreter, Node
 from torch.utils import _pytree as pytree
 
@@ -74,6 +75,21 @@ def capture(function: Callable[..., Any], inputs: Sequence[Any], *, dynamic: boo
         torch.compile(function, backend=keep, fullgraph=True, dynamic=dynamic)(*inputs)
     (captured,) = found
     return captured
+
+
+def trace(function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> Captured:
+    """The calls as they are written, without Dynamo: quick, for many programs that differ in numbers only."""
+    module = torch.fx.symbolic_trace(function)
+    mode = FakeTensorMode()
+
+    class Note(Interpreter):
+        def run_node(self, node: Node) -> Any:
+            node.meta["example_value"] = super().run_node(node)
+            return node.meta["example_value"]
+
+    with mode, torch.no_grad():
+        Note(module, garbage_collect_values=False).run(*(mode.from_tensor(value) for value in inputs))
+    return Captured(module, copy.deepcopy(list(inputs)))
 
 
 def rewrites(

@@ -341,6 +341,58 @@ class TestLayout:
         rewrites(careless_cat_of_one, lambda x: torch.cat([x.t()]).relu().exp().sum(0), [X], times=1)
 
 
+class TestReshapes:
+    """Other strides decide whether a reshape further down copies: `cat([x.t()])` is dense, x.t() is not."""
+
+    def test_a_view_that_becomes_a_copy(self) -> None:
+        rewrites(careless_cat_of_one, lambda x: (torch.cat([x.t()]) + 1).reshape(-1), [X], times=1)
+
+    def test_and_what_it_was_a_view_of_is_written(self) -> None:
+        def function(x: Any) -> Any:
+            base = torch.cat([x.t()]) + 1
+            view = base.reshape(-1)
+            base.mul_(2)
+            return view
+
+        keeps(careless_cat_of_one, function, [X], because="would be a copy and was a view, and view may be written")
+
+    def test_and_what_it_was_a_view_of_is_returned(self) -> None:
+        def function(x: Any) -> Any:
+            base = torch.cat([x.t()]) + 1
+            return base.reshape(-1), base[0]
+
+        keeps(careless_cat_of_one, function, [X], because="which is also seen")
+
+    def test_a_copy_that_becomes_a_view(self) -> None:
+        rewrites(careless_cat_of_one, lambda x: torch.cat([x.t()]).t().reshape(-1) + 1, [X], times=1)
+
+    def test_and_is_returned(self) -> None:
+        keeps(careless_cat_of_one, lambda x: torch.cat([x.t()]).t().reshape(-1), [X], because="was a copy")
+
+    def test_and_is_written(self) -> None:
+        def function(x: Any) -> Any:
+            return torch.cat([x.t()]).t().reshape(-1).add_(1) * 2
+
+        keeps(careless_cat_of_one, function, [X], because="was a copy")
+
+
+def test_what_nobody_reads_is_dropped() -> None:
+    def drop_all(graph: Graph) -> int:
+        sound = Soundness(graph)
+        for node in find(graph, "sin", "cos", "add_"):
+            sound.drop(node)
+        return sound.rewrites
+
+    graph = capture(lambda x: x + 1, [X]).module.graph
+    source, result = next(iter(graph.nodes)), next(node for node in graph.nodes if node.op == "call_function")
+    with graph.inserting_before(result):
+        graph.call_function(torch.sin, (source,))
+        read = graph.call_function(torch.cos, (source,))
+        writes = graph.call_method("add_", (source, read))
+    assert drop_all(graph) == 1
+    assert [node for node in graph.nodes if node.op.startswith("call")] == [read, writes, result]
+
+
 class TestModes:
     def test_grad_mode(self) -> None:
         def function(x: Any, y: Any) -> Any:
