@@ -10,9 +10,28 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ferrite.graph.pre_grad.cat_of_items_to_slice import cat_of_items_to_slice
+from ferrite.graph.pre_grad.chunk_reshape_cat import chunk_reshape_cat
+from ferrite.graph.pre_grad.chunk_reshape_unsqueeze_cat import chunk_reshape_unsqueeze_cat
 from ferrite.graph.pre_grad.drop_idle_dropout import drop_idle_dropout
+from ferrite.graph.pre_grad.drop_unbind_joins import drop_unbind_joins
+from ferrite.graph.pre_grad.drop_whole_splits import drop_whole_splits
+from ferrite.graph.pre_grad.merge_cats import merge_cats
+from ferrite.graph.pre_grad.merge_nested_splits import merge_nested_splits
+from ferrite.graph.pre_grad.merge_split_items import merge_split_items
+from ferrite.graph.pre_grad.move_reshape_out_of_split_stack import move_reshape_out_of_split_stack
 from ferrite.graph.pre_grad.normalise_keywords import normalise_keywords
 from ferrite.graph.pre_grad.normalise_ops import normalise_ops
+from ferrite.graph.pre_grad.remove_noops import remove_noops
+from ferrite.graph.pre_grad.remove_splits import remove_splits
+from ferrite.graph.pre_grad.simplify_split_joins import simplify_split_joins
+from ferrite.graph.pre_grad.split_cat_to_slices import split_cat_to_slices
+from ferrite.graph.pre_grad.split_squeeze_cat import split_squeeze_cat
+from ferrite.graph.pre_grad.split_squeeze_to_unbind import split_squeeze_to_unbind
+from ferrite.graph.pre_grad.split_stack_to_cats import split_stack_to_cats
+from ferrite.graph.pre_grad.stack_to_unsqueeze import stack_to_unsqueeze
+from ferrite.graph.pre_grad.unbind_cat_to_view import unbind_cat_to_view
+from ferrite.graph.pre_grad.unbind_stack_to_slices import unbind_stack_to_slices
 
 GROUPS = (
     "keywords",  # one name for every keyword: before anybody else reads one
@@ -42,5 +61,26 @@ class PreGradPass:
 PASSES: tuple[PreGradPass, ...] = (
     PreGradPass(normalise_keywords, "keywords", default=True),
     PreGradPass(drop_idle_dropout, "clean", default=True),
+    PreGradPass(remove_noops, "clean", default=True),
+    PreGradPass(merge_cats, "clean", default=True),
+    PreGradPass(stack_to_unsqueeze, "clean", default=False),
     PreGradPass(normalise_ops, "operators", default=False),
-)
+    PreGradPass(drop_whole_splits, "patterns", default=True),
+    PreGradPass(remove_splits, "patterns", default=False),
+    PreGradPass(merge_split_items, "patterns", default=True),
+    PreGradPass(merge_nested_splits, "patterns", default=True),
+    PreGradPass(cat_of_items_to_slice, "patterns", default=True),
+    PreGradPass(split_squeeze_to_unbind, "patterns", default=True),
+    PreGradPass(simplify_split_joins, "patterns", default=True),
+    PreGradPass(drop_unbind_joins, "patterns", default=True),
+    PreGradPass(split_squeeze_cat, "patterns", default=False),
+    PreGradPass(split_cat_to_slices, "patterns", default=False),
+    PreGradPass(unbind_cat_to_view, "patterns", default=False),
+    PreGradPass(split_stack_to_cats, "patterns", default=False),
+    PreGradPass(unbind_stack_to_slices, "patterns", default=False),
+    PreGradPass(move_reshape_out_of_split_stack, "patterns", default=False),
+    PreGradPass(chunk_reshape_cat, "patterns", default=False),
+    PreGradPass(chunk_reshape_unsqueeze_cat, "patterns", default=False),
+)  # fmt: skip
+
+PRE_GRAD: tuple[Callable[..., int], ...] = tuple(entry.run for entry in PASSES if entry.default)
