@@ -23,6 +23,7 @@ class Aliases:
     def __init__(self, graph: Graph) -> None:
         self._above: dict[Any, Any] = {}
         self._kept: list[Any] = []  # a storage that dies would hand its address to another one
+        self._known: dict[Node, tuple[Any, list[Any]]] = {}
         for node in graph.nodes:
             if node.op.startswith("call") and node.users:
                 self._place(node)
@@ -60,23 +61,27 @@ class Aliases:
             self.join(self.of(node) | self.of_all(nodes_in(node.args[:1] or node.kwargs.get("input"))))
 
     def _keys(self, node: Node) -> list[Any]:
-        keys: list[Any] = []
+        """The storages of a node's value, each once; found again only if the node was given another value."""
         value = value_of(node)
+        if node in self._known and self._known[node][0] is value:
+            return self._known[node][1]
+        keys: dict[Any, None] = {}
         for leaf in (value,) if isinstance(value, torch.Tensor) else tree_leaves(value):
             if not isinstance(leaf, torch.Tensor):
                 continue
             try:
                 storage = leaf.untyped_storage()
             except (NotImplementedError, RuntimeError):  # sparse, opaque and wrapped tensors have none
-                keys.append(node)
+                keys[node] = None
                 self._above.setdefault(node, node)
                 continue
             key = ("storage", storage._cdata)
             if key not in self._above:
                 self._above[key] = key
                 self._kept.append(storage)
-            keys.append(key)
-        return keys
+            keys[key] = None
+        self._known[node] = value, list(keys)
+        return self._known[node][1]
 
     def root(self, key: Any) -> Any:
         while self._above.get(key, key) != key:

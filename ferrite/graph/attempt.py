@@ -95,11 +95,13 @@ class Attempt:
     def _judge(self, same_tensor: bool) -> str | None:
         sound, matched = self._sound, self._matched()
         first, last = min([*matched, self._place]), max([*matched, self._place])
+        known = set(matched)
+        inner = known.difference(self._olds)
         return (
             sound.is_pure(*matched)
             or sound.one_mode(self._place, *matched)
             or _first(sound.written_between(node, first, last) for node in [*self._inputs(), *matched])
-            or _first(self._done_twice(node, matched) for node in matched if node not in self._olds)
+            or _first(self._done_twice(node, known) for node in sorted(inner))
             or (None if same_tensor else _first(map(self._unlike, self._olds, self._results)))
             or _first(map(self._part_of_new, self._olds, self._results))
         )
@@ -118,9 +120,9 @@ class Attempt:
                 if source not in stop and source not in seen and source.op.startswith("call"):
                     seen[source] = None
                     waiting.append(source)
-        return sorted(node for node in seen if node not in self._results)
+        return sorted(seen.keys() - set(self._results))
 
-    def _done_twice(self, node: Node, matched: list[Node]) -> str | None:
+    def _done_twice(self, node: Node, matched: set[Node]) -> str | None:
         """A matched node that others still read stays; its work may not be done again, unless it does none."""
         if any(self._sound.aliases.shares(node, source) for source in node.all_input_nodes):
             return None
@@ -145,7 +147,7 @@ class Attempt:
     def _part_of_new(self, old: Node, result: Node) -> str | None:
         """A view of another new node, where the old value had memory of its own, or may be written."""
         sound = self._sound
-        bases = [node for node in self._new.made if node is not result and sound.aliases.shares(node, result)]
+        bases = [node for node in self._made_for(result) if sound.aliases.shares(node, result)]
         if not bases:
             return None
         was_view = any(sound.aliases.shares(old, entry) for entry in old.all_input_nodes)
@@ -155,6 +157,16 @@ class Attempt:
         if not was_view and not _same_extent(value_of(old), value_of(result)) and (seen := sound.returned(old)):
             return f"{seen}, and would be a part of {bases[0].name}"
         return None
+
+    def _made_for(self, result: Node) -> list[Node]:
+        """The other new nodes that a new node reads, directly or not, in order."""
+        seen: set[Node] = set()
+        waiting = [result] if result in self._new.made else []
+        while waiting:
+            found = {node for node in waiting.pop().all_input_nodes if node in self._new.made} - seen
+            seen |= found
+            waiting += found
+        return sorted(seen)
 
     def _oldest(self, result: Node) -> Node | None:
         """The first node of the graph, the new ones left out, whose memory `result` stands in."""

@@ -67,7 +67,7 @@ class Builder:
     """`new(torch.cat, [a, b], dim=1)` and `new("relu", x)`: calls inserted at one place, in order."""
 
     def __init__(self, place: Node, origin: Node, evaluator: Evaluator) -> None:
-        self.made: list[Node] = []
+        self.made: dict[Node, None] = {}
         self._place = place
         self._origin = origin
         self._evaluator = evaluator
@@ -76,7 +76,7 @@ class Builder:
         op = "call_method" if isinstance(target, str) else "call_function"
         with self._place.graph.inserting_before(self._place):
             node = self._place.graph.create_node(op, target, args, kwargs)
-        self.made.append(node)
+        self.made[node] = None
         node.meta.update({key: self._origin.meta[key] for key in _KEPT if key in self._origin.meta})
         node.meta[value_key(self._origin)] = self._evaluator.value(node)
         return node

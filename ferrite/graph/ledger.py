@@ -27,7 +27,11 @@ class Ledger:
 
     @property
     def is_full(self) -> bool:
-        return self.limit is not None and self.taken >= self.limit
+        return self.room() == 0
+
+    def room(self, wanted: int = 1) -> int:
+        """How many of so many rewrites may still be made."""
+        return wanted if self.limit is None else max(0, min(wanted, self.limit - self.taken))
 
     def take(self, subjects: tuple[str, ...]) -> None:
         self.taken += 1

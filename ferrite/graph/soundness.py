@@ -194,12 +194,14 @@ class Soundness:
         objection: str | None = None,
         before: Node | None = None,
         same_tensor: bool = False,
+        each: Sequence[Node] = (),
     ) -> bool:
         """Put what `build` makes in place of `old`, one node or several, if no rule speaks against it.
 
         `build(new)` gives as many nodes as `old` has: made by `new(function, *args, **kwargs)` or `new("method", x)`
         right before `before` (the first of `old`, if not named), or found in the graph; a node of the graph may also be
-        given at once. `same_tensor`: eager gives this very tensor, whatever the fake values say.
+        given at once. `same_tensor`: eager gives this very tensor, whatever the fake values say. `each`: the places
+        that are rewritten at once, each counted as one; a pass asks `ledger.room` how many it may take.
         """
         olds = [old] if isinstance(old, Node) else list(old)
         if self.ledger.is_full:
@@ -214,7 +216,8 @@ class Soundness:
             self.refuse(olds[0], reason)
             return False
         attempt.commit()
-        self.ledger.take(tuple(one.name for one in olds))
+        for places in [[place] for place in each] or [olds]:
+            self.ledger.take(tuple(one.name for one in places))
         return True
 
     def drop(self, node: Node) -> bool:
