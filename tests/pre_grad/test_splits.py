@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch.fx import Graph, GraphModule
+from torch.fx import Graph
 
 from ferrite.graph.arguments import bind, find
+from ferrite.graph.ledger import keep_ledger
 from ferrite.graph.pieces import read_split
 from ferrite.graph.pre_grad.cat_of_items_to_slice import cat_of_items_to_slice
 from ferrite.graph.pre_grad.drop_whole_splits import drop_whole_splits
@@ -25,9 +26,9 @@ def take(parts: Any, count: int) -> list[Any]:
     return [parts[index] for index in range(count)]
 
 
-def sections(module: GraphModule) -> list[tuple[int, ...]]:
+def sections(graph: Graph) -> list[tuple[int, ...]]:
     """The sizes of every split in a graph."""
-    found = [read_split(node) for node in find(module.graph, "split")]
+    found = [read_split(node) for node in find(graph, "split")]
     return [split.sizes for split in found if split is not None]
 
 
@@ -63,7 +64,9 @@ class TestDropWholeSplits:
         rewrites(drop_whole_splits, trace(function, [X]), times=1, left={"split": 0})
 
     def test_what_is_returned_is_another_tensor_with_the_same_memory(self) -> None:
-        outcome = rewrites(drop_whole_splits, trace(lambda x: torch.split(x, 32, 1)[0], [X]), times=1, left={"split": 0})
+        outcome = rewrites(
+            drop_whole_splits, trace(lambda x: torch.split(x, 32, 1)[0], [X]), times=1, left={"split": 0}
+        )
         x = X.clone()
         y = outcome.module(x)
         assert y is not x
@@ -133,7 +136,13 @@ class TestMergeNestedSplits:
             return [torch.relu(one) for part in parts for one in take(part.split(1, inner), 2)]
 
         outcome = rewrites(merge_nested_splits, trace(function, [X]), times=16, left={"split": 1}, exact=True)
-        assert sections(outcome.module) == [(1,) * 32]
+        assert sections(outcome.module.graph) == [(1,) * 32]
+
+    def test_the_limit_counts_merges(self) -> None:
+        graph = trace(children([4, 6], [6, 4], [4, 4, 4]), [X]).module.graph
+        with keep_ledger(graph, "merge_nested_splits", limit=2):
+            assert merge_nested_splits(graph) == 2
+        assert sections(graph) == [(4, 6, 6, 4, 12), (4, 4, 4)]
 
     def test_as_dynamo_gives_it(self) -> None:
         def function(x: Any) -> Any:
@@ -143,12 +152,12 @@ class TestMergeNestedSplits:
 
     def test_the_sections_are_spliced_in(self) -> None:
         outcome = rewrites(merge_nested_splits, trace(children([4, 6], None, None), [X]), times=1, exact=True)
-        assert sections(outcome.module) == [(4, 6, 10, 12)]
+        assert sections(outcome.module.graph) == [(4, 6, 10, 12)]
 
     def test_three_unequal_children(self) -> None:
         captured = trace(children([4, 6], [6, 4], [4, 4, 4]), [X])
         outcome = rewrites(merge_nested_splits, captured, times=3, exact=True)
-        assert sections(outcome.module) == [(4, 6, 6, 4, 4, 4, 4)]
+        assert sections(outcome.module.graph) == [(4, 6, 6, 4, 4, 4, 4)]
 
     def test_taken_by_negative_indices(self) -> None:
         def function(x: Any) -> Any:
@@ -159,7 +168,9 @@ class TestMergeNestedSplits:
         rewrites(merge_nested_splits, trace(function, [X]), times=2, left={"split": 1}, exact=True)
 
     def test_the_third_section_feeds_another_op(self) -> None:
-        rewrites(merge_nested_splits, trace(children([4, 6], [6, 4], None), [X]), times=2, left={"split": 1}, exact=True)
+        rewrites(
+            merge_nested_splits, trace(children([4, 6], [6, 4], None), [X]), times=2, left={"split": 1}, exact=True
+        )
 
     def test_other_dimension(self) -> None:
         def function(x: Any) -> Any:
@@ -199,7 +210,7 @@ class TestMergeNestedSplits:
             return *take(first.split([4, 6], 1), 2), *take(second.split([6, 4], 1), 2), second.sin()
 
         outcome = rewrites(merge_nested_splits, trace(function, [X]), times=1, exact=True)
-        assert sections(outcome.module) == [(4, 6, 10, 12), (6, 4)]
+        assert sections(outcome.module.graph) == [(4, 6, 10, 12), (6, 4)]
         assert any("has 2 users" in reason for reason in outcome.reasons)
 
     def test_read_as_a_whole(self) -> None:
@@ -233,7 +244,7 @@ class TestMergeNestedSplits:
             return first[0] + 1, third[2] + 1, second[1] + 1
 
         outcome = rewrites(merge_nested_splits, trace(function, [X]), times=2, exact=True)
-        assert sections(outcome.module) == [(16, 2, 2, 2, 2, 8)]
+        assert sections(outcome.module.graph) == [(16, 2, 2, 2, 2, 8)]
 
 
 W = torch.randn(2, 16, 3)
@@ -257,7 +268,7 @@ class TestMergeSplitItems:
     )
     def test_one_wider_section(self, order: tuple[int, ...], sizes: tuple[int, ...]) -> None:
         outcome = rewrites(merge_split_items, trace(merged(*order), [W]), times=1, left={"cat": 0}, exact=True)
-        assert sections(outcome.module) == [sizes]
+        assert sections(outcome.module.graph) == [sizes]
 
     def test_all_sections_are_the_input(self) -> None:
         outcome = rewrites(merge_split_items, trace(merged(0, 1, 2, 3), [W]), times=1, exact=True)
@@ -269,7 +280,17 @@ class TestMergeSplitItems:
             return torch.cat(parts[:2], 1) * 2, torch.cat(parts[2:], -2) * 2
 
         outcome = rewrites(merge_split_items, trace(function, [W]), times=2, left={"cat": 0}, exact=True)
-        assert sections(outcome.module) == [(8, 8)]
+        assert sections(outcome.module.graph) == [(8, 8)]
+
+    def test_the_limit_counts_cats(self) -> None:
+        def function(x: Any) -> Any:
+            parts = take(torch.split(x, [4, 4, 2, 6], 1), 4)
+            return torch.cat(parts[:2], 1) * 2, torch.cat(parts[2:], 1) * 2
+
+        graph = trace(function, [W]).module.graph
+        with keep_ledger(graph, "merge_split_items", limit=1):
+            assert merge_split_items(graph) == 1
+        assert sections(graph) == [(8, 2, 6)]
 
     def test_split_cat_split(self) -> None:
         """The wide sections are split again: two merges, and then the splits are one."""
@@ -282,7 +303,7 @@ class TestMergeSplitItems:
 
         passes = [merge_split_items, merge_nested_splits]
         outcome = rewrites(passes, trace(function, [X]), times=4, left={"cat": 1, "split": 1}, exact=True)
-        assert sections(outcome.module) == [(5, 5, 2, 4, 4, 4, 2, 6)]
+        assert sections(outcome.module.graph) == [(5, 5, 2, 4, 4, 4, 2, 6)]
 
     @pytest.mark.parametrize("order", [(1, 0), (0, 0), (0, 2), (0, 1, 1), (0, 1, 3), (3, 2, 1, 0)])
     def test_other_orders(self, order: tuple[int, ...]) -> None:
@@ -379,7 +400,11 @@ class TestCatOfItemsToSlice:
 
         def function(x: Any) -> Any:
             parts = take(x.split([10, 10, 40, 20]), 4)
-            return torch.cat([*parts[2:], *parts[:2]]) * 2, torch.cat(parts[:2]) * 2, torch.cat([parts[0], parts[3]]) * 2
+            return (
+                torch.cat([*parts[2:], *parts[:2]]) * 2,
+                torch.cat(parts[:2]) * 2,
+                torch.cat([parts[0], parts[3]]) * 2,
+            )
 
         rewrites(cat_of_items_to_slice, trace(function, [ROWS]), times=1, left={"cat": 2, "narrow": 1}, exact=True)
 

@@ -16,44 +16,55 @@ from torch.fx import Graph, Node
 
 from ferrite.graph.arguments import find
 from ferrite.graph.build import Builder
-from ferrite.graph.pieces import SPLITS, Split, item_of, items, read_split
+from ferrite.graph.pieces import SPLITS, Split, items, read_split
 from ferrite.graph.soundness import Soundness
 
 
 def merge_nested_splits(graph: Graph) -> int:
     sound = Soundness(graph)
     for node in find(graph, *SPLITS):
-        _merge(sound, node)
+        outer: Node | None = node
+        while outer is not None:
+            outer = _merge(sound, outer)
     return sound.rewrites
 
 
-def _merge(sound: Soundness, node: Node) -> None:
-    inner = read_split(node)
-    taken = item_of(inner.source) if inner is not None else None
-    outer = read_split(taken[0]) if taken is not None else None
-    if inner is None or taken is None or outer is None or outer.dim != inner.dim or len(inner.sizes) < 2:
-        return
-    at = taken[1]
-    outside, inside = _read_once(outer), _read_once(inner)
-    if outside is None or inside is None:
-        sound.refuse(node, f"an item of {node.name if inside is None else outer.node.name} is taken twice")
-        return
-    wider = len(inner.sizes) - 1
-    moved = {index + (wider if index > at else 0): item for index, item in outside.items() if index != at}
-    moved |= {index + at: item for index, item in inside.items()}
-    sizes = [*outer.sizes[:at], *inner.sizes, *outer.sizes[at + 1 :]]
+def _merge(sound: Soundness, node: Node) -> Node | None:
+    """Take all splits of sections into one split, which is given back; None if there is nothing to do."""
+    outer, read = read_split(node), items(node)
+    if outer is None or not read:
+        return None
+    children = {index: child for index, nodes in read.items() if (child := _child(sound, outer, nodes))}
+    places = list(children)[: sound.ledger.room(len(children))]
+    if not places:
+        return None
+    sizes: list[int] = []
+    olds: dict[Node, int] = {}  # what is read, and where it stands in the new split
+    for index, size in enumerate(outer.sizes):
+        inner = children[index] if index in places else None
+        parts = (items(inner.node) or {}) if inner is not None else {0: read.get(index, [])}
+        olds |= {item: len(sizes) + position for position, nodes in parts.items() for item in nodes}
+        sizes += inner.sizes if inner is not None else [size]
+    made: list[Node] = []
 
     def build(new: Builder) -> list[Node]:
-        split = new(torch.split, outer.source, sizes, dim=outer.dim)
-        return [new(operator.getitem, split, index) for index in sorted(moved)]
+        made[:] = [new(torch.split, outer.source, sizes, dim=outer.dim)]
+        return [new(operator.getitem, made[0], position) for position in olds.values()]
 
-    olds = [moved[index] for index in sorted(moved)]
-    sound.rewrite(olds, build, objection=sound.only_user(inner.source, node))
+    done = sound.rewrite(list(olds), build, each=[children[index].node for index in places])
+    return made[0] if done else None
 
 
-def _read_once(split: Split) -> dict[int, Node] | None:
-    """The items of a split, each taken once; None if it is read in another way."""
-    read = items(split.node)
-    if not read or any(len(nodes) != 1 for nodes in read.values()):
+def _child(sound: Soundness, outer: Split, nodes: list[Node]) -> Split | None:
+    """The split along the same dimension that alone reads a section."""
+    found = [split for item in nodes for user in item.users if (split := read_split(user)) and split.source is item]
+    inner = next((split for split in found if split.dim == outer.dim and len(split.sizes) > 1), None)
+    if inner is None or not items(inner.node):
         return None
-    return {index: nodes[0] for index, nodes in read.items()}
+    reason = sound.only_user(inner.source, inner.node)
+    if len(nodes) > 1:
+        reason = f"{inner.source.name} is taken twice out of {outer.node.name}"
+    if reason is not None:
+        sound.refuse(inner.node, reason)
+        return None
+    return inner
