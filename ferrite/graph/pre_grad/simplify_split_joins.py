@@ -28,87 +28,85 @@ from ferrite.graph.runs import Run, choose, fits, is_view, read_runs, rejoin, ru
 from ferrite.graph.soundness import Soundness
 
 Range = tuple[int, int]
+Parts = list[Run | Node]
 
 
 def simplify_split_joins(graph: Graph) -> int:
     sound = Soundness(graph)
-    for node in find(graph, *SPLITS):
-        _simplify(sound, node)
+    splits = [split for node in find(graph, *SPLITS) if (split := read_split(node))]
+    joins = [join for node in find(graph, "cat", "stack") if (join := read_join(node))]
+    plans = {join.node: parts for join in joins if (parts := _plan(sound, join))}
+    stay = {split.node for split in splits if _stays(sound, split, plans)}
+    before = set(find(graph, "narrow"))
+    for join in joins:
+        _rejoin(sound, join, choose(plans.get(join.node, []), lambda run: run.parent.node not in stay))
+    for split in splits:
+        _cut_anew(sound, split, [user for user in split.source.users if user not in before])
     return sound.rewrites
 
 
-def _simplify(sound: Soundness, node: Node) -> None:
-    split, read = read_split(node), items(node)
-    if split is None or not read:
-        return
-    users = [user for found in read.values() for item in found for user in item.users]
-    plans = [plan for user in dict.fromkeys(users) if (plan := _plan(sound, split, user))]
-    if not plans:
-        return
-    wide = {run: (run.start, run.stop) for _, parts in plans for run in runs_in(parts)}
-    reads = [*wide.values(), *_read_singly(read, {join.node: parts for join, parts in plans})]
-    if (overlap := _overlap(reads)) is not None:
-        sound.refuse(node, overlap)
-        return
-    before = set(split.source.users)
-    for join, parts in plans:
-        _rejoin(sound, join, parts)
-    _cut_anew(sound, split, [user for user in split.source.users if user not in before and kind(user) == "narrow"])
-
-
-def _plan(sound: Soundness, split: Split, user: Node) -> tuple[Join, list[Run | Node]] | None:
-    """A join and its operands, runs of this split taken together; None if it has none."""
-    join = read_join(user)
-    if join is None:
-        return None
-    found = read_runs(join)
-    parts = choose(found, lambda run: run.parent.node is split.node and fits(run, join))
+def _plan(sound: Soundness, join: Join) -> Parts | None:
+    """The operands of a join, runs of splits taken together; None if it has none."""
+    parts = choose(read_runs(join), lambda run: isinstance(run.parent, Split) and fits(run, join))
     if not runs_in(parts):
-        uneven = next((run for run in runs_in(found) if run.parent.node is split.node and run.count > 1), None)
-        if uneven is not None:
-            sound.refuse(user, f"{uneven} are of different sizes")
         return None
-    seen = sound.returned(user) or sound.written_after(user) if is_view(parts, join) else None
+    seen = sound.returned(join.node) or sound.written_after(join.node) if is_view(parts, join) else None
     if seen is not None:
-        sound.refuse(user, f"a view in place of a copy, and {seen}")
+        sound.refuse(join.node, f"a view in place of a copy, and {seen}")
         return None
-    return join, parts
+    return parts
 
 
-def _read_singly(read: dict[int, list[Node]], plans: dict[Node, list[Run | Node]]) -> list[Range]:
-    """The sections that somebody reads one by one."""
-    singly: dict[Range, None] = {}
+def _stays(sound: Soundness, split: Split, plans: dict[Node, Parts]) -> bool:
+    """Whether the sections of a split have to stay as they are."""
+    read = items(split.node)
+    if not read:
+        return True
+    reads: set[Range] = set()
+    wide = False
     for index, nodes in read.items():
         for item in nodes:
-            if any(user not in plans or item in plans[user] for user in item.users):
-                singly[index, index + 1] = None
-    return list(singly)
+            for user in item.users:
+                parts = plans.get(user, [item])
+                runs = [run for run in runs_in(parts) if item in run.nodes]
+                reads |= {(run.start, run.stop) for run in runs}
+                reads |= {(index, index + 1)} if item in parts else set()
+                wide = wide or bool(runs)
+    overlap = _overlap(reads) if wide else None
+    if overlap is not None:
+        sound.refuse(split.node, overlap)
+    return overlap is not None
 
 
 def _overlap(reads: Iterable[Range]) -> str | None:
-    ranges = sorted(set(reads))
-    for (start, stop), (after, end) in pairwise(ranges):
+    for (start, stop), (after, end) in pairwise(sorted(reads)):
         if after < stop:
             return f"items {start} to {stop - 1} and {after} to {end - 1} are read, which overlap"
     return None
 
 
-def _rejoin(sound: Soundness, join: Join, parts: list[Run | Node]) -> None:
-    sound.rewrite(join.node, lambda new: rejoin(new, join, parts))
+def _rejoin(sound: Soundness, join: Join, parts: Parts) -> None:
+    if runs_in(parts):
+        sound.rewrite(join.node, lambda new: rejoin(new, join, parts))
 
 
-def _cut_anew(sound: Soundness, split: Split, slices: list[Node]) -> None:
-    """One split in place of the slices and of what is left of the old one."""
+def _cut_anew(sound: Soundness, split: Split, users: list[Node]) -> None:
+    """One split in place of the slices that were made, and of what is left of the old split."""
     starts = [sum(split.sizes[:index]) for index in range(len(split.sizes) + 1)]
     found: dict[Node, Range] = {}
-    for node in slices:
-        call = bind(node)
-        assert call is not None
-        found[node] = (starts.index(call["start"]), starts.index(call["start"] + call["length"]))
+    for user in users:
+        call = bind(user, "narrow")
+        if call is None or call["dim"] != split.dim:
+            continue
+        first, last = call["start"], call["start"] + call["length"]
+        if first in starts and last in starts:
+            found[user] = (starts.index(first), starts.index(last))
+    if not found:
+        return
     read = (items(split.node) or {}) if kind(split.node) else {}
     found |= {item: (index, index + 1) for index, nodes in read.items() for item in nodes}
     ranges = sorted(set(found.values()))
-    if not slices or len(ranges) < 2 or _overlap(ranges) is not None:
+    if len(ranges) < 2 or _overlap(ranges) is not None:
         return
     edges = sorted({0, len(split.sizes), *(edge for one in ranges for edge in one)})
     sizes = [starts[end] - starts[begin] for begin, end in pairwise(edges)]
