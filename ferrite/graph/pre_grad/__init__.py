@@ -7,7 +7,7 @@ settings as keywords with defaults: `f(graph, *, least=10)`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ferrite.graph.pre_grad.cat_of_items_to_slice import cat_of_items_to_slice
@@ -20,6 +20,7 @@ from ferrite.graph.pre_grad.merge_cats import merge_cats
 from ferrite.graph.pre_grad.merge_nested_splits import merge_nested_splits
 from ferrite.graph.pre_grad.merge_split_items import merge_split_items
 from ferrite.graph.pre_grad.move_reshape_out_of_split_stack import move_reshape_out_of_split_stack
+from ferrite.graph.pre_grad.normalise_arguments import normalise_arguments
 from ferrite.graph.pre_grad.normalise_keywords import normalise_keywords
 from ferrite.graph.pre_grad.normalise_ops import normalise_ops
 from ferrite.graph.pre_grad.remove_noops import remove_noops
@@ -65,6 +66,7 @@ PASSES: tuple[PreGradPass, ...] = (
     PreGradPass(merge_cats, "clean", default=True),
     PreGradPass(stack_to_unsqueeze, "clean", default=False),
     PreGradPass(normalise_ops, "operators", default=False),
+    PreGradPass(normalise_arguments, "operators", default=False),
     PreGradPass(drop_whole_splits, "patterns", default=True),
     PreGradPass(remove_splits, "patterns", default=False),
     PreGradPass(merge_split_items, "patterns", default=True),
@@ -82,5 +84,11 @@ PASSES: tuple[PreGradPass, ...] = (
     PreGradPass(chunk_reshape_cat, "patterns", default=False),
     PreGradPass(chunk_reshape_unsqueeze_cat, "patterns", default=False),
 )  # fmt: skip
+
+# Names that may be asked for and need no pass, and why.
+IDLE: Mapping[str, str] = {
+    "merge_stack_tanh_unbind": "stack, tanh and unbind are one loop; a match across them gave wrong values elsewhere",
+    "relu_nan_to_num": "nan_to_num of relu is one loop",
+}
 
 PRE_GRAD: tuple[Callable[..., int], ...] = tuple(entry.run for entry in PASSES if entry.default)
