@@ -7,7 +7,7 @@ settings as keywords with defaults: `f(graph, *, least=10)`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ferrite.graph.pre_grad.batch_clamp import batch_clamp
@@ -20,18 +20,38 @@ from ferrite.graph.pre_grad.batch_nan_to_num import batch_nan_to_num
 from ferrite.graph.pre_grad.batch_relu import batch_relu
 from ferrite.graph.pre_grad.batch_sigmoid import batch_sigmoid
 from ferrite.graph.pre_grad.batch_tanh import batch_tanh
+from ferrite.graph.pre_grad.cat_of_items_to_slice import cat_of_items_to_slice
+from ferrite.graph.pre_grad.chunk_reshape_cat import chunk_reshape_cat
+from ferrite.graph.pre_grad.chunk_reshape_unsqueeze_cat import chunk_reshape_unsqueeze_cat
 from ferrite.graph.pre_grad.drop_idle_dropout import drop_idle_dropout
+from ferrite.graph.pre_grad.drop_unbind_joins import drop_unbind_joins
+from ferrite.graph.pre_grad.drop_whole_splits import drop_whole_splits
 from ferrite.graph.pre_grad.einsum_to_pointwise import einsum_to_pointwise
 from ferrite.graph.pre_grad.fold_conv_bn import fold_conv_bn
 from ferrite.graph.pre_grad.lift_quantise import lift_quantise
+from ferrite.graph.pre_grad.merge_cats import merge_cats
+from ferrite.graph.pre_grad.merge_nested_splits import merge_nested_splits
+from ferrite.graph.pre_grad.merge_split_items import merge_split_items
+from ferrite.graph.pre_grad.move_reshape_out_of_split_stack import move_reshape_out_of_split_stack
+from ferrite.graph.pre_grad.normalise_arguments import normalise_arguments
 from ferrite.graph.pre_grad.normalise_keywords import normalise_keywords
 from ferrite.graph.pre_grad.normalise_ops import normalise_ops
 from ferrite.graph.pre_grad.remove_identity import remove_identity
+from ferrite.graph.pre_grad.remove_noops import remove_noops
+from ferrite.graph.pre_grad.remove_splits import remove_splits
 from ferrite.graph.pre_grad.scale_conv_by_bn import scale_conv_by_bn
+from ferrite.graph.pre_grad.simplify_split_joins import simplify_split_joins
 from ferrite.graph.pre_grad.sink_cat import sink_cat
+from ferrite.graph.pre_grad.split_cat_to_slices import split_cat_to_slices
+from ferrite.graph.pre_grad.split_squeeze_cat import split_squeeze_cat
+from ferrite.graph.pre_grad.split_squeeze_to_unbind import split_squeeze_to_unbind
+from ferrite.graph.pre_grad.split_stack_to_cats import split_stack_to_cats
+from ferrite.graph.pre_grad.stack_to_unsqueeze import stack_to_unsqueeze
 from ferrite.graph.pre_grad.transpose_linear_input import transpose_linear_input
 from ferrite.graph.pre_grad.transpose_linear_output import transpose_linear_output
 from ferrite.graph.pre_grad.transpose_matmul import transpose_matmul
+from ferrite.graph.pre_grad.unbind_cat_to_view import unbind_cat_to_view
+from ferrite.graph.pre_grad.unbind_stack_to_slices import unbind_stack_to_slices
 
 GROUPS = (
     "keywords",  # one name for every keyword: before anybody else reads one
@@ -62,12 +82,16 @@ PASSES: tuple[PreGradPass, ...] = (
     PreGradPass(normalise_keywords, "keywords", default=True),
     PreGradPass(drop_idle_dropout, "clean", default=True),
     PreGradPass(remove_identity, "clean", default=True),
+    PreGradPass(remove_noops, "clean", default=True),
+    PreGradPass(merge_cats, "clean", default=True),
+    PreGradPass(stack_to_unsqueeze, "clean", default=False),
     PreGradPass(sink_cat, "device", default=False),
     PreGradPass(transpose_linear_output, "device", default=False),
     PreGradPass(transpose_linear_input, "device", default=False),
     PreGradPass(transpose_matmul, "device", default=False),
     PreGradPass(fold_conv_bn, "device", default=False),
     PreGradPass(normalise_ops, "operators", default=False),
+    PreGradPass(normalise_arguments, "operators", default=False),
     PreGradPass(batch_linear_lhs, "batch", default=False),
     PreGradPass(batch_linear, "batch", default=False),
     PreGradPass(batch_layernorm, "batch", default=False),
@@ -79,6 +103,28 @@ PASSES: tuple[PreGradPass, ...] = (
     PreGradPass(batch_detach, "batch", default=False),
     PreGradPass(batch_dropout, "batch", default=False),
     PreGradPass(einsum_to_pointwise, "patterns", default=False),
+    PreGradPass(drop_whole_splits, "patterns", default=True),
+    PreGradPass(remove_splits, "patterns", default=False),
+    PreGradPass(merge_split_items, "patterns", default=True),
+    PreGradPass(merge_nested_splits, "patterns", default=True),
+    PreGradPass(cat_of_items_to_slice, "patterns", default=True),
+    PreGradPass(split_squeeze_to_unbind, "patterns", default=True),
+    PreGradPass(simplify_split_joins, "patterns", default=True),
+    PreGradPass(drop_unbind_joins, "patterns", default=True),
+    PreGradPass(split_squeeze_cat, "patterns", default=False),
+    PreGradPass(split_cat_to_slices, "patterns", default=False),
+    PreGradPass(unbind_cat_to_view, "patterns", default=False),
+    PreGradPass(split_stack_to_cats, "patterns", default=False),
+    PreGradPass(unbind_stack_to_slices, "patterns", default=False),
+    PreGradPass(move_reshape_out_of_split_stack, "patterns", default=False),
+    PreGradPass(chunk_reshape_cat, "patterns", default=False),
+    PreGradPass(chunk_reshape_unsqueeze_cat, "patterns", default=False),
     PreGradPass(scale_conv_by_bn, "late", default=False),
     PreGradPass(lift_quantise, "quantise", default=True),
 )
+
+# Names that may be asked for and need no pass, and why.
+IDLE: Mapping[str, str] = {
+    "merge_stack_tanh_unbind": "stack, tanh and unbind are one loop; a match across them gave wrong values elsewhere",
+    "relu_nan_to_num": "nan_to_num of relu is one loop",
+}

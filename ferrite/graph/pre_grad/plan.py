@@ -17,7 +17,7 @@ from typing import Any
 
 from torch.fx import Graph
 
-from ferrite.graph.pre_grad import GROUPS, PASSES, PreGradPass
+from ferrite.graph.pre_grad import GROUPS, IDLE, PASSES, PreGradPass
 
 Run = Callable[[Graph], int]
 Asked = tuple[tuple[str, tuple[tuple[str, Any], ...]], ...]
@@ -28,11 +28,11 @@ def plan(asked: Asked, *, rewrites: bool = True) -> tuple[tuple[Run, ...], tuple
 
     Raises RuntimeError for a name or setting that does not exist, with those that do.
     """
-    settings = {name: dict(values) for name, values in asked}
+    settings = {name: dict(values) for name, values in asked if name not in IDLE}
     known = {entry.name: entry for entry in PASSES}
     for name, values in settings.items():
         if name not in known:
-            raise RuntimeError(_unknown("pre_grad pass", name, known))
+            raise RuntimeError(_unknown("pre_grad pass", name, (*known, *IDLE)))
         _check_settings(known[name], values)
     chosen = [entry for entry in PASSES if entry.default and entry.name not in settings]
     chosen += [known[name] for name in settings]
