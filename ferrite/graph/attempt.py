@@ -7,15 +7,13 @@ new ones may have to stand further down than the first of them; what read it the
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import torch
 from torch.fx import Node
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ferrite.graph.build import Build, Builder, CannotBuild
 from ferrite.graph.effects import is_random
-from ferrite.graph.spread import Spread
+from ferrite.graph.spread import Spread, same_extent
 from ferrite.graph.values import value_of
 
 if TYPE_CHECKING:
@@ -168,7 +166,7 @@ class Attempt:
         several = any(isinstance(value_of(node), (tuple, list)) for node in bases)
         if (several or not was_view) and (seen := sound.written_after(old)):
             return f"{seen}, and would be a view of {bases[0].name}"
-        if not was_view and not _same_extent(value_of(old), value_of(result)) and (seen := sound.returned(old)):
+        if not was_view and not same_extent(value_of(old), value_of(result)) and (seen := sound.returned(old)):
             return f"{seen}, and would be a part of {bases[0].name}"
         return None
 
@@ -191,13 +189,6 @@ class Attempt:
                     seen.add(source)
                     waiting.append(source)
         return min(seen.difference(self._new.made), default=None)
-
-
-def _same_extent(one: Any, other: Any) -> bool:
-    """Whether both values fill storages of one size."""
-    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
-        return False
-    return statically_known_true(one.untyped_storage().nbytes() == other.untyped_storage().nbytes())
 
 
 def _first(reasons: Iterable[str | None]) -> str | None:

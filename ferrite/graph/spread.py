@@ -101,11 +101,25 @@ class Spread:
         is_view = not read.isdisjoint(_storages(self._overlay[node]))
         if was_view == is_view:
             return None
-        seen = sound.written_after(node) or (sound.returned(node) if is_view else self._also_returned(node))
+        seen = sound.written_after(node) or (self._joins_others(node) if is_view else self._also_returned(node))
         for source in inputs if is_view else ():
             seen = seen or sound.written_after(source, node)
         what = "would be a view and was a copy" if is_view else "would be a copy and was a view"
         return f"{node.name} {what}, and {seen}" if seen else None
+
+    def _joins_others(self, node: Node) -> str | None:
+        """A value that is returned would stand in memory that is an input's, is returned as well, or is larger."""
+        if (returned := self._sound.returned(node)) is None:
+            return None
+        value, new = self._overlay[node], _storages(self._overlay[node])
+        if not isinstance(value, torch.Tensor) or not same_extent(value_of(node), value):
+            return returned
+        *_, output = self._sound.graph.nodes
+        inputs = self._sound.graph.find_nodes(op="placeholder") + self._sound.graph.find_nodes(op="get_attr")
+        for other in (*inputs, *output.all_input_nodes):
+            if other is not node and not new.isdisjoint(_storages(self._overlay.get(other, value_of(other)))):
+                return returned
+        return None
 
     def _also_returned(self, node: Node) -> str | None:
         """The memory of a node is an input's, or is returned in another way than as this node and its views."""
@@ -149,6 +163,13 @@ def differs(name: str, before: Any, after: Any) -> str | None:
     if before is None and after is not None:
         return f"{name} has no fake value"
     return None if type(before) is type(after) else f"{name} gives another kind of value"
+
+
+def same_extent(one: Any, other: Any) -> bool:
+    """Whether both values fill storages of one size."""
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return False
+    return statically_known_true(one.untyped_storage().nbytes() == other.untyped_storage().nbytes())
 
 
 def _storages(value: Any) -> set[int]:

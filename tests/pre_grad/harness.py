@@ -269,11 +269,11 @@ def _assert_same_gradients(one: GraphModule, other: GraphModule, inputs: Sequenc
     """Gradients by all floating inputs, which arrive as copies of leaves, so that they may be written in place. Where
     there is none by some input (running statistics), by those that came with a gradient."""
     chosen = [isinstance(value, torch.Tensor) and value.dtype.is_floating_point for value in inputs]
-    expected = _gradients(one, inputs, chosen)
+    expected = _gradients(one, inputs, chosen, exact)
     if isinstance(expected, Exception):
         chosen = [isinstance(value, torch.Tensor) and value.requires_grad for value in inputs]
-        expected = _gradients(one, inputs, chosen)
-    found = _gradients(other, inputs, chosen)
+        expected = _gradients(one, inputs, chosen, exact)
+    found = _gradients(other, inputs, chosen, exact)
     if isinstance(expected, Exception):
         assert isinstance(found, Exception), "gradients exist now and did not before"
         return
@@ -281,7 +281,7 @@ def _assert_same_gradients(one: GraphModule, other: GraphModule, inputs: Sequenc
     _close(found, expected, exact, strides=False)
 
 
-def _gradients(module: GraphModule, inputs: Sequence[Any], chosen: Sequence[bool]) -> Any:
+def _gradients(module: GraphModule, inputs: Sequence[Any], chosen: Sequence[bool], exact: bool) -> Any:
     leaves, given = [], []
     for value, by_this in zip(inputs, chosen, strict=True):
         if by_this:
@@ -298,8 +298,9 @@ def _gradients(module: GraphModule, inputs: Sequence[Any], chosen: Sequence[bool
         if not ends or not leaves:
             return []
         generator = torch.Generator().manual_seed(1)
-        # Small whole numbers: where a value only moves, sums of them are the same in every order.
-        tangents = [torch.randint(-8, 9, end.shape, generator=generator).to(end.dtype) for end in ends]
+        # Where a value only moves, sums of small whole numbers are the same in every order.
+        whole = [torch.randint(-8, 9, end.shape, generator=generator).to(end.dtype) for end in ends]
+        tangents = whole if exact else [torch.randn(end.shape, generator=generator).to(end.dtype) for end in ends]
         return torch.autograd.grad(ends, leaves, tangents, allow_unused=True)
     except RuntimeError as error:
         return error
