@@ -26,7 +26,7 @@ class Aliases:
         self._known: dict[Node, tuple[Any, list[Any]]] = {}
         for node in graph.nodes:
             if node.op.startswith("call") and node.users:
-                self._place(node)
+                self.join(self.shared_by(node))
 
     def of(self, node: Node) -> set[Any]:
         """The memory that a node's value stands in; empty for values that are no tensors."""
@@ -47,18 +47,16 @@ class Aliases:
         for root in rest:
             self._above[self.root(root)] = self.root(first)
 
-    def join_new(self, node: Node) -> None:
-        """A node that was made or changed since: it keeps its memory, whatever that is."""
-        self._place(node)
-
-    def _place(self, node: Node) -> None:
+    def shared_by(self, node: Node) -> set[Any]:
+        """Memory that a call may share although its fake value does not say so."""
         known = "example_value" in node.meta or "val" in node.meta
         constant = any(source.op == "get_attr" and not source.meta for source in node.all_input_nodes)
         if not known or constant or node in self._keys(node):
             self._above.setdefault(node, node)
-            self.join({node} | self.of_all(nodes_in((node.args, node.kwargs))))
-        elif "dropout" in (kind(node) or "").lower():
-            self.join(self.of(node) | self.of_all(nodes_in(node.args[:1] or node.kwargs.get("input"))))
+            return self.of(node) | self.of_all(nodes_in((node.args, node.kwargs)))
+        if "dropout" in (kind(node) or "").lower():
+            return self.of(node) | self.of_all(nodes_in(node.args[:1] or node.kwargs.get("input")))
+        return set()
 
     def _keys(self, node: Node) -> list[Any]:
         """The storages of a node's value, each once; found again only if the node was given another value."""

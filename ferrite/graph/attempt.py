@@ -66,6 +66,8 @@ class Attempt:
             self._results = [built] if isinstance(built, Node) else list(built)
             late = [node for node in self._inputs() if not node < self._place]
             if not late:
+                for node in self._new.made:
+                    self._sound.join(self._sound.aliases.shared_by(node))
                 return None
             self._new.undo()
             self._place = max(late).next

@@ -287,6 +287,8 @@ class Soundness:
 
     def join(self, roots: set[Any]) -> None:
         """From now on these may be the same memory."""
+        if len(roots) < 2:
+            return
         writers = {writer for root in roots for writer in self._writers.pop(root, ())}
         self.aliases.join(roots)
         if writers:

@@ -562,3 +562,26 @@ def test_gradients_are_asked_for_at_the_node() -> None:
     (sine,), (cosine,) = find(graph, "sin"), find(graph, "cos")
     assert sound.without_grad(sine) is None
     assert sound.without_grad(cosine) == f"{cosine.name} runs with gradients enabled"
+
+
+def test_a_new_dropout_may_give_back_what_it_reads() -> None:
+    """Its fake value is a copy; in eager, outside training, it is the very tensor."""
+
+    def idle(graph: Graph) -> int:
+        sound = Soundness(graph)
+        for node in find(graph, "clone"):
+            _idle(sound, node)
+        return sound.rewrites
+
+    def _idle(sound: Soundness, node: Node) -> None:
+        source = bind(node)["input"]  # type: ignore[index]
+        sound.rewrite(node, lambda new: new(F.dropout, source, 0.5, False))
+
+    def function(x: Any) -> Any:
+        copied = x.clone()
+        x.add_(1)
+        return copied + x
+
+    keeps(idle, function, [X], because="a view of l_x_ in place of a copy, and l_x_ may be written by add_")
+    keeps(idle, lambda x: x.clone(), [X], because="is returned")
+    rewrites(idle, lambda x: x.clone() + 1, [X], times=1)
