@@ -39,6 +39,7 @@ __all__ = [
     "list_mode_options",
     "list_options",
     "register_pass",
+    "register_pattern",
     "reset",
 ]
 
@@ -72,6 +73,14 @@ def register_pass(stage: str, function: Any, **place: Any) -> Any:
     from ferrite.extension import register_pass
 
     return register_pass(stage, function, **place)
+
+
+def register_pattern(search: Any, replacement: Any, example_inputs: Any, **settings: Any) -> Any:
+    """Put one function in place of another wherever it stands in a graph; also a context manager.
+    See `ferrite.extension.register_pattern`."""
+    from ferrite.extension import register_pattern
+
+    return register_pattern(search, replacement, example_inputs, **settings)
 
 
 def last_record() -> Record | None:

@@ -183,7 +183,7 @@ class _Compilation:
             partition_fn=self._partition,
             decompositions=decomposition_table(self.options.decompose, use_rows=use_rows),
             keep_inference_input_mutations=True,
-            pre_grad_passes=self._edit_pre_grad,
+            pre_grad_passes=lambda captured, _: self._edit_pre_grad(captured, inputs),
         )
         with torch._functorch.config.patch(unlift_effect_tokens=True), kept_whole() if use_rows else nullcontext():
             return run_aot(module, inputs)
@@ -191,7 +191,7 @@ class _Compilation:
     def _edit_pre_grad(self, module: GraphModule, inputs: Sequence[Any]) -> GraphModule:
         trace.graph(f"ferrite graph {self.record.graph_id} before pre_grad", module, trace.pre_grad_log)
         entry = self.record.graph("pre_grad")
-        pipeline.edit_pre_grad(module, self.options, entry)
+        pipeline.edit_pre_grad(module, self.options, entry, inputs)
         if any(run.changed for run in entry.passes):
             trace.graph(f"ferrite graph {self.record.graph_id} after pre_grad", module, trace.pre_grad_log)
         return module

@@ -1,8 +1,9 @@
-"""Passes that users add to a stage.
+"""Passes and patterns that users add to a stage.
 
-    ferrite.register_pass("post_grad", my_pass)                          # at the end of the stage
+    ferrite.register_pass("post_grad", my_pass)                              # at the end of the stage
     with ferrite.register_pass("pre_grad", mine, after="normalise_ops"):     # only in here
         compiled(x)
+    ferrite.register_pattern(lambda a, b, c: a @ b + c, lambda a, b, c: torch.addmm(c, a, b), [a, b, c])
 
 A pass is a function of an FX graph that edits it and may say in how many places. After it ran, the graph is put in
 order, new nodes before autograd get fake values, and the result is checked; what is wrong is an error that names the
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch.fx import Graph
@@ -23,7 +24,10 @@ from torch.fx import Graph
 from ferrite.errors import CompileFault, UserFault
 from ferrite.graph.build import fill_values
 from ferrite.graph.check import check_graph
+from ferrite.graph.ledger import ledger_of
 from ferrite.graph.order import sort_nodes
+from ferrite.graph.pattern.match import Match
+from ferrite.graph.pattern.traced import TracedPattern
 from ferrite.graph.snapshot import changed_nodes, take
 
 STAGES = ("pre_grad", "joint", "post_grad")
@@ -60,10 +64,13 @@ class UserPass:
     def __call__(self, graph: Graph) -> int:
         where = f"{self.stage}.{self.name}"
         before = take(graph)
+        facts = ledger_of(graph).facts
         try:
             told = self.function(graph)
             sort_nodes(graph)
             changed = len(changed_nodes(graph, before)) + len(before.keys() - set(graph.nodes))
+            if changed:
+                facts.clear()
             if changed and self.stage == "pre_grad":
                 fill_values(graph)
             if changed and graph.owning_module is not None:
@@ -102,6 +109,45 @@ def register_pass(
     return entry
 
 
+class _PatternPass:
+    """Two functions as a pass: wherever the first stands, the second is put."""
+
+    def __init__(self, pattern: TracedPattern) -> None:
+        self.pattern = pattern
+
+    def __call__(self, graph: Graph) -> int:
+        return self.pattern.apply(graph)
+
+    def uuid(self) -> str:
+        parts = (self.pattern.search, self.pattern.replacement, self.pattern.extra_check)
+        return f"{self.pattern.name} {[_identity(part) for part in parts]} {dict(self.pattern.scalars)}"
+
+
+def register_pattern(
+    search: Callable[..., Any],
+    replacement: Callable[..., Any],
+    example_inputs: Sequence[Any],
+    *,
+    extra_check: Callable[[Match], Any] | None = None,
+    scalars: Mapping[str, Any] | None = None,
+    stage: str = "post_grad",
+    name: str | None = None,
+    before: str | None = None,
+    after: str | None = None,
+) -> UserPass:
+    """Put `replacement` wherever `search` stands in a graph; also a context manager.
+
+    Both are functions of the same parameters, called with tensors like `example_inputs`; after autograd they are traced
+    to aten, before autograd they are taken as written. `scalars` gives the parameters that are numbers a value each
+    that stands nowhere else in `search`. `extra_check(match)` may say no; `match["x"]` is the node behind a parameter.
+    """
+    known = name or search.__name__
+    if known == "<lambda>":
+        known = f"pattern_{sum(isinstance(entry.function, _PatternPass) for entry in _registered)}"
+    pattern = TracedPattern(known, search, replacement, example_inputs, stage, extra_check, scalars or {})
+    return register_pass(stage, _PatternPass(pattern), before=before, after=after, name=known)
+
+
 def with_user_passes(stage: str, passes: Iterable[Any]) -> list[Any]:
     """The passes of a stage and those that users added to it, in order of registration, each at its place."""
     placed = list(passes)
@@ -127,12 +173,17 @@ def digest() -> str:
 
 
 def _identity(function: Any) -> str:
+    if function is None:
+        return ""
     if callable(getattr(function, "uuid", None)):
         return str(function.uuid())
+    code = getattr(function, "__code__", None)
+    # The source says more than the code, but two lambdas on one line have the same source.
+    compiled = f"{code.co_code!r} {code.co_consts!r} {code.co_names!r}" if code else repr(type(function))
     try:
         source = inspect.getsource(function)
     except (OSError, TypeError):
-        code = getattr(function, "__code__", None)
-        source = f"{code.co_code!r} {code.co_consts!r} {code.co_names!r}" if code else repr(type(function))
+        source = ""
     cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
-    return f"{getattr(function, '__qualname__', '')} {source} {getattr(function, '__defaults__', None)!r} {cells!r}"
+    held = f"{getattr(function, '__defaults__', None)!r} {cells!r}"
+    return f"{getattr(function, '__qualname__', '')} {source} {compiled} {held}"

@@ -39,11 +39,18 @@ class Options:
     pre_grad_rewrites: bool = field(
         default=True, metadata={"doc": "rewrite graphs before autograd; passes that users register run all the same"}
     )
+    numeric_check: Asked = field(
+        default=(),
+        metadata={"doc": "run stages against what they were given: {'pre_grad': {'precision': 1e-4, 'steps': 2}}"},
+    )
     bisect_limit: int | None = field(
         default=None, metadata={"doc": "apply only the first N passes since the last reset; None: all of them"}
     )
     bisect_rewrites: int | None = field(
         default=None, metadata={"doc": "of the last pass that bisect_limit applies, only the first N rewrites"}
+    )
+    explain_patterns: tuple[str, ...] = field(
+        default=(), metadata={"doc": "nodes, or 'all', at which the log says why no pattern fits"}
     )
     check: bool = field(default=True, metadata={"doc": "check the graph after every pass that changed it"})
     keep_text: bool = field(default=False, metadata={"doc": "keep the text before and after every pass in the record"})

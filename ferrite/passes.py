@@ -82,6 +82,7 @@ def _edit_one(
 ) -> int:
     spare = take(module.graph)
     changed, decisions = 0, len(record.decisions)
+    facts: dict[str, Any] = {}
     text = show_graph(module.graph) if options.keep_text else None
     for position, run in enumerate(passes):
         where = f"{stage}.{run.__name__}"
@@ -92,8 +93,11 @@ def _edit_one(
         before = text
         start = time.perf_counter()
         try:
-            with keep_ledger(module.graph, run.__name__, _rewrites_allowed(number, options)) as ledger:
+            allowed = _rewrites_allowed(number, options)
+            with keep_ledger(module.graph, run.__name__, allowed, options.explain_patterns, facts) as ledger:
                 count = run(module.graph)
+            if count != ledger.taken:
+                facts.clear()  # edited by other means than the judge, who keeps them right
             if count and options.check:
                 check_graph(module, where, after_autograd=after_autograd)
         except Exception as error:

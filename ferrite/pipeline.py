@@ -10,6 +10,7 @@ is the tuple that the stage's package defines; a stage whose tuple is empty is p
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,7 @@ from ferrite.loops.text import show as show_loops
 from ferrite.lower.graph import Rules, constant_nodes, lower
 from ferrite.lower.library import library_of
 from ferrite.native import NATIVE_PASSES
+from ferrite.numeric_check import NumericCheck, check_settings, wanted
 from ferrite.options import Options
 from ferrite.passes import edit, rewrite
 from ferrite.report.record import Fallback, GraphRecord
@@ -58,19 +60,23 @@ class Inputs:
 
 
 def check_options(options: Options) -> None:
-    """Raise RuntimeError for passes that the options name and nobody knows."""
+    """Raise RuntimeError for passes, stages and settings that the options name and nobody knows."""
     plan(options.pre_grad)
+    check_settings(options)
 
 
-def edit_pre_grad(module: GraphModule, options: Options, record: GraphRecord) -> None:
+def edit_pre_grad(module: GraphModule, options: Options, record: GraphRecord, inputs: Sequence[Any] = ()) -> None:
     """Passes over what Dynamo captured; `module` is edited in place. Users may insert nodes where they like: the graph
     is put in order after them."""
     with record.stage("pre_grad"):
         first, last = plan(options.pre_grad, rewrites=options.pre_grad_rewrites)
         passes = (*with_user_passes("pre_grad", first), sort_nodes, *last)
+        check = NumericCheck("pre_grad", module, inputs, options) if wanted("pre_grad", options) else None
         if edit(module, "pre_grad", passes, options, record, after_autograd=False):
             for _, member in family(module):
                 member.recompile()
+        if check is not None:
+            check.report(module, passes, record)
 
 
 def edit_joint(module: GraphModule, options: Options, record: GraphRecord) -> None:

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
+from torch._ops import OpOverload, OpOverloadPacket
 from torch.fx import Graph, Node
 
 from ferrite.graph.query import attribute
@@ -209,6 +209,8 @@ def _kind_of_function(target: Any) -> str | None:
     if isinstance(target, OpOverload):
         name = target._schema.name
         return _same(name.removeprefix("aten::"))
+    if isinstance(target, OpOverloadPacket):
+        return _same(target._qualified_op_name.removeprefix("aten::"))
     name = getattr(target, "__name__", None)
     if isinstance(name, str) and any(getattr(space, name, None) is target for space in _NAMESPACES):
         return _same(name)
@@ -228,9 +230,11 @@ def _signature_of_function(target: Any) -> tuple[Parameter, ...] | None:
         return None
     if isinstance(target, OpOverload):
         return _from_schema(target._schema)
+    if isinstance(target, OpOverloadPacket):
+        return _from_schemas(target)
     if isinstance(target, types.FunctionType) and (target.__module__ == "torch.nn.functional" or name not in _table()):
         return _from_python(target)
-    return _table().get(name) or _from_schemas(name)
+    return _table().get(name) or _from_schemas(getattr(torch.ops.aten, name, None))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -239,7 +243,9 @@ def _signature_of_method(name: str) -> tuple[Parameter, ...] | None:
     method = getattr(torch.Tensor, name, None)
     if name in _table():
         return _table()[name]
-    return _from_schemas(name) or (_from_python(method) if isinstance(method, types.FunctionType) else None)
+    return _from_schemas(getattr(torch.ops.aten, name, None)) or (
+        _from_python(method) if isinstance(method, types.FunctionType) else None
+    )
 
 
 @functools.lru_cache(maxsize=1)
@@ -294,9 +300,8 @@ def _from_schema(schema: Any) -> tuple[Parameter, ...]:
     )
 
 
-def _from_schemas(name: str) -> tuple[Parameter, ...] | None:
-    """The one signature that all overloads of an aten op on tensors share."""
-    packet = getattr(torch.ops.aten, name, None)
+def _from_schemas(packet: OpOverloadPacket | None) -> tuple[Parameter, ...] | None:
+    """The one signature that all overloads of an op on tensors share."""
     if packet is None:
         return None
     found: dict[tuple[str, ...], tuple[Parameter, ...]] = {}
@@ -399,6 +404,11 @@ def nodes_in(value: Any) -> Iterator[Node]:
                 yield from nodes_in(item)
         case slice():
             yield from nodes_in((value.start, value.stop, value.step))
+
+
+def times_read(node: Node) -> int:
+    """How often a node is read: `x * x` reads x twice."""
+    return sum(entry is node for user in node.users for entry in nodes_in((user.args, user.kwargs)))
 
 
 def is_finite(value: Any) -> bool:

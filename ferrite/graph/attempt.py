@@ -14,6 +14,7 @@ from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ferrite.graph.build import Build, Builder, CannotBuild
+from ferrite.graph.effects import is_random
 from ferrite.graph.spread import Spread
 from ferrite.graph.values import value_of
 
@@ -24,10 +25,11 @@ if TYPE_CHECKING:
 class Attempt:
     """`build` gives a reason against, or None; then `commit`, else `undo`."""
 
-    def __init__(self, sound: Soundness, olds: list[Node], place: Node) -> None:
+    def __init__(self, sound: Soundness, olds: list[Node], place: Node, random: bool) -> None:
         self._sound = sound
         self._olds = olds
         self._place = place
+        self._random = random
         self._new = Builder(place, olds[0], sound.evaluator)
         self._results: list[Node] = []
         self._moved: list[Node] = []
@@ -54,7 +56,8 @@ class Attempt:
             old.replace_all_uses_with(result, delete_user_cb=lambda user: user not in self._new.made)
             sound.join(both)
         self._spread.commit()
-        for node in reversed(matched):
+        held = {source for node in matched for source in node.all_input_nodes if source.op == "get_attr"}
+        for node in [*reversed(matched), *sorted(held)]:
             if not node.users:
                 node.graph.erase_node(node)
 
@@ -95,16 +98,27 @@ class Attempt:
     def _judge(self, same_tensor: bool) -> str | None:
         sound, matched = self._sound, self._matched()
         first, last = min([*matched, self._place]), max([*matched, self._place])
+        held = [node for node in self._new.made if node.op == "get_attr"]
         known = set(matched)
         inner = known.difference(self._olds)
         return (
-            sound.is_pure(*matched)
+            sound.is_pure(*matched, random=self._random)
+            or (self._other_draw(first, last, matched) if self._random else None)
             or sound.one_mode(self._place, *matched)
-            or _first(sound.written_between(node, first, last) for node in [*self._inputs(), *matched])
+            or _first(sound.written_between(node, first, last) for node in [*self._inputs(), *held, *matched])
             or _first(self._done_twice(node, known) for node in sorted(inner))
             or (None if same_tensor else _first(map(self._unlike, self._olds, self._results)))
             or _first(map(self._part_of_new, self._olds, self._results))
         )
+
+    def _other_draw(self, first: Node, last: Node, matched: list[Node]) -> str | None:
+        """Random numbers that are drawn between matched nodes would be drawn in another order."""
+        node = first
+        while node is not last:
+            if node not in matched and node not in self._new.made and is_random(node):
+                return f"{node.name} draws random numbers between {first.name} and {last.name}"
+            node = node.next
+        return None
 
     def _inputs(self) -> list[Node]:
         """What the new nodes read, and results that were there before."""

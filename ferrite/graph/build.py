@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from functools import cached_property
@@ -13,6 +14,7 @@ from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
 from ferrite.graph.modes import Modes
+from ferrite.graph.query import attribute
 from ferrite.graph.values import fake_mode_of, value_of
 
 _KEPT = ("stack_trace", "nn_module_stack")
@@ -59,15 +61,20 @@ class Evaluator:
         if value is None:
             raise CannotBuild(f"{source.name} has no fake value")
         if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor):
-            return self._fake_mode.from_tensor(value)  # a constant; always the same one
+            return self._fake_mode.from_tensor(value, static_shapes=True)  # a constant; always the same one
         return value
 
 
 class Builder:
-    """`new(torch.cat, [a, b], dim=1)` and `new("relu", x)`: calls inserted at one place, in order."""
+    """`new(torch.cat, [a, b], dim=1)` and `new("relu", x)`: calls inserted at one place, in order.
+
+    `new.attribute("conv.weight")` reads what the graph's module holds; `new.constant(tensor)` gives it something to
+    hold, which is no part of its state.
+    """
 
     def __init__(self, place: Node, origin: Node, evaluator: Evaluator) -> None:
         self.made: dict[Node, None] = {}
+        self._held: list[str] = []
         self._place = place
         self._origin = origin
         self._evaluator = evaluator
@@ -81,10 +88,40 @@ class Builder:
         node.meta[value_key(self._origin)] = self._evaluator.value(node)
         return node
 
+    def attribute(self, path: str) -> Node:
+        graph, root = self._place.graph, self._root()
+        tensor = attribute(root, path)
+        same = [node for node in graph.find_nodes(op="get_attr") if attribute(root, str(node.target)) is tensor]
+        with graph.inserting_before(self._place):
+            node = graph.get_attr(path)
+        # One fake value for one tensor, so that a write through another node is seen.
+        node.meta.update({key: one.meta[key] for one in same for key in ("example_value", "val") if key in one.meta})
+        self.made[node] = None
+        return node
+
+    def constant(self, tensor: torch.Tensor, name: str) -> Node:
+        """A tensor made at compile time; one that is held already is not held twice."""
+        root = self._root()
+        held = [path for path, other in root.named_buffers(recurse=False) if other is tensor]
+        if not held:
+            held = [next(path for number in itertools.count() if not hasattr(root, path := f"{name}_{number}"))]
+            root.register_buffer(held[0], tensor, persistent=False)
+            self._held += held
+        return self.attribute(held[0])
+
     def undo(self) -> None:
         for node in reversed(self.made):
             node.graph.erase_node(node)
+        for path in self._held:
+            delattr(self._root(), path)
         self.made.clear()
+        self._held.clear()
+
+    def _root(self) -> torch.nn.Module:
+        root = self._place.graph.owning_module
+        if root is None:
+            raise CannotBuild("the graph has no module to hold parameters")
+        return root
 
 
 def fill_values(graph: Graph) -> None:

@@ -98,9 +98,10 @@ def kind_of_module(target: Any) -> str:
 def _written_by_function(node: Node) -> list[Node]:
     target = node.target
     if isinstance(target, OpOverload):
-        return written_arguments(node)
+        # Some norms write their running statistics, and their schemas do not say so.
+        return written_arguments(node) + (_written_by_arguments(node) if "_norm" in str(target) else [])
     if isinstance(target, OpOverloadPacket):
-        mutable = any(getattr(target, name)._schema.is_mutable for name in target.overloads())
+        mutable = "_norm" in str(target) or any(getattr(target, name)._schema.is_mutable for name in target.overloads())
         return list(nodes_in((node.args, node.kwargs))) if mutable else []
     if isinstance(target, HigherOrderOperator):
         return _written_by_higher_order(node)
@@ -127,7 +128,7 @@ def _written_by_arguments(node: Node) -> list[Node]:
     written: list[Any] = []
     if call.get("inplace", False) is not False:
         written.append(call.get("input"))
-    if call.kind == "batch_norm" and call.get("training") is not False:
+    if call.kind.endswith("batch_norm") and call.get("training", False) is not False:
         written += [call.get(name) for name in _STATISTICS]
     if call.kind == "instance_norm" and call.get("use_input_stats") is not False:
         written += [call.get(name) for name in _STATISTICS]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch.fx import Graph
@@ -18,10 +19,13 @@ from ferrite.decisions import Decision
 
 @dataclass
 class Ledger:
-    """`limit`: how many rewrites may be made; None: all of them."""
+    """`limit`: how many rewrites may be made; None: all of them. `explain`: nodes, or "all", for which patterns say why
+    they do not fit. `facts`: what is known of the graph, handed on from pass to pass while it stays true."""
 
     name: str = "rewrite"
     limit: int | None = None
+    explain: tuple[str, ...] = ()
+    facts: dict[str, Any] = field(default_factory=dict)
     taken: int = 0
     decisions: list[Decision] = field(default_factory=list)
 
@@ -45,10 +49,16 @@ _open: WeakKeyDictionary[Graph, Ledger] = WeakKeyDictionary()
 
 
 @contextmanager
-def keep_ledger(graph: Graph, name: str, limit: int | None = None) -> Iterator[Ledger]:
+def keep_ledger(
+    graph: Graph,
+    name: str,
+    limit: int | None = None,
+    explain: tuple[str, ...] = (),
+    facts: dict[str, Any] | None = None,
+) -> Iterator[Ledger]:
     """The ledger of `graph` while a pass runs over it."""
     before = _open.get(graph)
-    ledger = _open[graph] = Ledger(name, limit)
+    ledger = _open[graph] = Ledger(name, limit, explain, {} if facts is None else facts)
     try:
         yield ledger
     finally:

@@ -80,7 +80,7 @@ def read_join(node: Any) -> Join | None:
     """A cat or stack of a plain list of tensors without `out`; the legacy empty tensor that a cat skips is no part."""
     call = bind(node, "cat", "stack")
     result = tensor_of(node)
-    if call is None or result is None or call["out"] is not None or not isinstance(call["tensors"], (list, tuple)):
+    if call is None or result is None or call.get("out") is not None or not isinstance(call["tensors"], (list, tuple)):
         return None
     parts = tuple(call["tensors"])
     dim = positive_dim(call["dim"], result.dim())

@@ -28,53 +28,67 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch.fx import Graph, Node
 
 from ferrite.graph.aliases import Aliases
-from ferrite.graph.arguments import bind, is_int, nodes_in
+from ferrite.graph.arguments import bind, is_int, times_read
 from ferrite.graph.attempt import Attempt
 from ferrite.graph.build import Build, CannotBuild, Evaluator
 from ferrite.graph.effects import changes_mode, is_random, reshapes, written_by
 from ferrite.graph.ledger import ledger_of
 from ferrite.graph.modes import Modes
+from ferrite.graph.spread import Spread
 from ferrite.graph.text import SHORT_DTYPES, show_type
 from ferrite.graph.values import same_metadata, tensor_of, value_of
 
 
 class Soundness:
-    """Facts about one graph: gathered once, in linear time, when they are first asked for; kept right by `rewrite`."""
+    """Facts about one graph: gathered once, in linear time, when they are first asked for; kept right by `rewrite`, and
+    handed on to the next pass if nothing else edits the graph."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.ledger = ledger_of(graph)
 
-    @cached_property
+    @property
     def aliases(self) -> Aliases:
-        return Aliases(self.graph)
+        return self._fact("aliases", lambda: Aliases(self.graph))
 
-    @cached_property
+    @property
     def modes(self) -> Modes:
-        return Modes(self.graph)
+        return self._fact("modes", lambda: Modes(self.graph))
 
-    @cached_property
+    @property
     def evaluator(self) -> Evaluator:
-        return Evaluator(self.graph, self.modes)
+        return self._fact("evaluator", lambda: Evaluator(self.graph, self.modes))
 
-    @cached_property
+    @property
     def _writers(self) -> dict[Any, list[Node]]:
         """The calls that write each memory, in order."""
+        return self._fact("writers", self._find_writers)
+
+    @property
+    def _reshaped(self) -> set[Any]:
+        """Memory whose tensors are given other sizes in place."""
+        return self._fact("reshaped", self._find_reshaped)
+
+    def _fact(self, name: str, find: Callable[[], Any]) -> Any:
+        known = self.ledger.facts
+        if name not in known:
+            known[name] = find()
+        return known[name]
+
+    def _find_writers(self) -> dict[Any, list[Node]]:
         found: dict[Any, list[Node]] = {}
         for node in self.graph.nodes:
             for root in self.aliases.of_all(written_by(node)):
                 found.setdefault(root, []).append(node)
         return found
 
-    @cached_property
-    def _reshaped(self) -> set[Any]:
+    def _find_reshaped(self) -> set[Any]:
         return self.aliases.of_all(source for node in self.graph.nodes for source in reshapes(node))
 
     @property
@@ -95,7 +109,7 @@ class Soundness:
         (reader,) = node.users
         if user is not None and reader is not user:
             return f"{node.name} is read by {reader.name}, not by {user.name}"
-        times = sum(entry is node for entry in nodes_in((reader.args, reader.kwargs)))
+        times = times_read(node)
         return None if times == 1 else f"{reader.name} reads {node.name} {times} times"
 
     def has_values(self, *nodes: Any) -> str | None:
@@ -173,16 +187,29 @@ class Soundness:
                 return f"{first.name} and {node.name} run in different modes"
         return None
 
-    def is_pure(self, *nodes: Node) -> str | None:
-        """None of them writes memory, draws random numbers or switches a mode."""
+    def without_grad(self, node: Node) -> str | None:
+        """No gradient is taken through `node`."""
+        return None if ("grad", False) in self.modes.of(node) else f"{node.name} runs with gradients enabled"
+
+    def is_pure(self, *nodes: Node, random: bool = False) -> str | None:
+        """None of them writes memory, switches a mode or, unless `random` allows it, draws random numbers."""
         for node in nodes:
             if written_by(node):
                 return f"{node.name} writes memory"
-            if is_random(node):
+            if not random and is_random(node):
                 return f"{node.name} draws random numbers"
             if changes_mode(node):
                 return f"{node.name} switches a mode"
         return None
+
+    def layout_matters(self, old: Node, result: Node) -> str | None:
+        """No reader of `old` would mind the strides of `result` in its place."""
+        if same_metadata(value_of(old), value_of(result)):
+            return None
+        try:
+            return Spread(self, {old: result}).try_values(same_tensor=False)
+        except CannotBuild as failure:
+            return str(failure)
 
     # The rewrite.
 
@@ -195,13 +222,15 @@ class Soundness:
         before: Node | None = None,
         same_tensor: bool = False,
         each: Sequence[Node] = (),
+        random: bool = False,
     ) -> bool:
         """Put what `build` makes in place of `old`, one node or several, if no rule speaks against it.
 
         `build(new)` gives as many nodes as `old` has: made by `new(function, *args, **kwargs)` or `new("method", x)`
         right before `before` (the first of `old`, if not named), or found in the graph; a node of the graph may also be
         given at once. `same_tensor`: eager gives this very tensor, whatever the fake values say. `each`: the places
-        that are rewritten at once, each counted as one; a pass asks `ledger.room` how many it may take.
+        that are rewritten at once, each counted as one; a pass asks `ledger.room` how many it may take. `random`: what
+        is matched may draw random numbers, and the new nodes others, as long as no other call draws in between.
         """
         olds = [old] if isinstance(old, Node) else list(old)
         if self.ledger.is_full:
@@ -209,7 +238,7 @@ class Soundness:
         if objection is not None:
             self.refuse(olds[0], objection)
             return False
-        attempt = Attempt(self, olds, before or min(olds))
+        attempt = Attempt(self, olds, before or min(olds), random)
         reason = attempt.build(build, same_tensor)
         if reason is not None:
             attempt.undo()
@@ -263,7 +292,7 @@ class Soundness:
         if writers:
             self._writers[self.aliases.root(next(iter(roots)))] = sorted(writers)
         if not self._reshaped.isdisjoint(roots):
-            self._reshaped |= {self.aliases.root(root) for root in roots}
+            self._reshaped.update(self.aliases.root(root) for root in roots)
 
 
 def _short(value: torch.Tensor) -> str:

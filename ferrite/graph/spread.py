@@ -40,7 +40,9 @@ class Spread:
         roots: set[Any] = set()
         for old, result in self._replaced.items():
             before, after = value_of(old), value_of(result)
-            if not same_tensor and (reason := _differs(old.name, before, after)):
+            if same_tensor and before is None:
+                continue  # nothing was known of it, so nothing that was known changes
+            if not same_tensor and (reason := differs(old.name, before, after)):
                 return reason
             self._overlay[old] = after
             roots |= self._sound.aliases.of(old)
@@ -58,32 +60,36 @@ class Spread:
     def _walk(self, affected: set[Node], roots: set[Any], same_tensor: bool) -> str | None:
         waiting = sorted({user for node in affected for user in node.users if user not in self._replaced})
         seen = set(waiting)
-        for _ in range(_FARTHEST):
-            if not waiting:
-                return None
+        evaluated = 0
+        while waiting:
             node = heappop(waiting)
-            changed = [source for source in node.all_input_nodes if self._is_changed(source)]
+            # Few values are new, and a node may read thousands.
+            changed = [source for source in self._overlay if node in source.users and self._is_changed(source)]
             shares = not roots.isdisjoint(self._sound.aliases.of(node))
             if changed and not same_tensor and (reason := self._minds(node, changed[0])):
                 return reason
             if node.op == "output" or not (changed or shares) or _gives_nothing(node):
                 continue
+            evaluated += 1
+            if evaluated > _FARTHEST:
+                return f"other strides reach more than {_FARTHEST} nodes"
             self._overlay[node] = self._sound.evaluator.value(node, self._overlay)
-            reason = _differs(node.name, value_of(node), self._overlay[node]) or self._turns(node)
+            reason = differs(node.name, value_of(node), self._overlay[node]) or self._turns(node)
             if not same_tensor and reason is not None:
                 return reason
             if shares or self._is_changed(node):
                 for user in node.users.keys() - seen - self._replaced.keys():
                     seen.add(user)
                     heappush(waiting, user)
-        return f"other strides reach more than {_FARTHEST} nodes"
+        return None
 
     def _minds(self, node: Node, source: Node) -> str | None:
         """Why a reader of a value with other strides must not see them."""
         if node.op == "output":
             new, old = show_type(self._overlay[source]), show_type(value_of(source))
             return f"{source.name} would be returned as {new}, not {old}"
-        if kind(node) is None or kind(node) in _LAYOUT_MATTERS:
+        name = kind(node)
+        if name is None or "::" in name or name in _LAYOUT_MATTERS:  # only aten's ops go without the name of a library
             return f"{node.name} would see other strides"
         return None
 
@@ -126,7 +132,7 @@ def _gives_nothing(node: Node) -> bool:
     return not node.users and value_of(node) is None
 
 
-def _differs(name: str, before: Any, after: Any) -> str | None:
+def differs(name: str, before: Any, after: Any) -> str | None:
     """Dtype, device or sizes that are not provably the same."""
     if isinstance(before, torch.Tensor) and isinstance(after, torch.Tensor):
         same = (
@@ -138,7 +144,7 @@ def _differs(name: str, before: Any, after: Any) -> str | None:
         )
         return None if same else f"{name} is {show_type(before)} and would be {show_type(after)}"
     if isinstance(before, (tuple, list)) and isinstance(after, (tuple, list)) and len(before) == len(after):
-        reasons = (_differs(name, a, b) for a, b in zip(before, after, strict=True))
+        reasons = (differs(name, a, b) for a, b in zip(before, after, strict=True))
         return next((reason for reason in reasons if reason is not None), None)
     if before is None and after is not None:
         return f"{name} has no fake value"

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
 
 TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 1e-2}
 
@@ -33,7 +34,7 @@ def run_trial(function: Callable[..., Any], inputs: Sequence[Any], *, steps: int
     """Outputs, inputs after the call, and gradients; with more `steps` leaves go down their gradients in between."""
     copies = copy_inputs(inputs)
     found: list[tuple[str, Any]] = []
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), _disable_current_modes():
         for step in range(steps):
             torch.manual_seed(seed + step)
             label = f"step {step + 1}, " if steps > 1 else ""

@@ -47,6 +47,8 @@ SEPARATOR = "---- after\n"
 PASSES = {entry.name: entry.run for entry in PRE_GRAD} | {
     run.__name__: run for run in (*JOINT, *PREPARE, *POST_GRAD, *MUTATE)
 }
+# Another order of the same sums and products.
+ROUND_ELSEWHERE = {"scale_conv_by_bn", "transpose_linear_input", "transpose_linear_output", "transpose_matmul"}
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,8 @@ def run_graph_passes(module: GraphModule, names: list[str], *, after_autograd: b
     record = GraphRecord("golden", "golden")
     passes = [PASSES[name] for name in names]
     edit(module, "golden", passes, Options(strict=True), record, after_autograd=after_autograd)
-    return Outcome(show_graph(module.graph), GraphModule(module, module.graph))
+    exact = ROUND_ELSEWHERE.isdisjoint(names)
+    return Outcome(show_graph(module.graph), GraphModule(module, module.graph), exact)
 
 
 def host_program(module: GraphModule, *, use_rows: bool = False) -> HostProgram:
@@ -167,8 +170,10 @@ def random_inputs(module: GraphModule) -> list[Any]:
 
 # What AOTAutograd says of outputs has no text: these are tested on captured graphs, in tests/unit.
 NEEDS_ROLES = {"keep_saved_inputs"}
+# Modules have no text either: tests/pre_grad/test_remove_identity.py.
+NEEDS_MODULES = {"remove_identity"}
 
 
 def test_every_pass_has_a_golden() -> None:
     shown = {name for path in golden_files() for name in split(path.read_text().partition(SEPARATOR)[0])[1]}
-    assert set(PASSES) - NEEDS_ROLES <= shown
+    assert set(PASSES) - NEEDS_ROLES - NEEDS_MODULES <= shown

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx import Graph, GraphModule, Interpreter, Node
+from torch.fx import Graph, GraphModule, Interpreter, Node, Tracer
 from torch.utils import _pytree as pytree
 
 from ferrite.graph.arguments import kind
@@ -77,19 +77,40 @@ def capture(function: Callable[..., Any], inputs: Sequence[Any], *, dynamic: boo
     return captured
 
 
-def trace(function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> Captured:
-    """The calls as they are written, without Dynamo: quick, for many programs that differ in numbers only."""
-    module = torch.fx.symbolic_trace(function)
+def trace(function: Callable[..., Any], inputs: Sequence[Any]) -> Captured:
+    """The calls as they are written, without Dynamo, with their values: quick, and for modules a graph that calls those
+    inside and holds parameters."""
+    tracer = Tracer()
+    tracer.proxy_buffer_attributes = True
+    graph = tracer.trace(function)
+    traced = GraphModule(tracer.root, graph)
     mode = FakeTensorMode()
-
-    class Note(Interpreter):
-        def run_node(self, node: Node) -> Any:
-            node.meta["example_value"] = super().run_node(node)
-            return node.meta["example_value"]
-
     with mode, torch.no_grad():
-        Note(module, garbage_collect_values=False).run(*(mode.from_tensor(value) for value in inputs))
-    return Captured(module, copy.deepcopy(list(inputs)))
+        _Noted(traced, mode).run(*(mode.from_tensor(value, static_shapes=True) for value in inputs))
+    return Captured(traced, copy.deepcopy(list(inputs)))
+
+
+class _Noted(Interpreter):
+    """Runs a graph on fake tensors and writes down what each node gives."""
+
+    def __init__(self, module: GraphModule, mode: FakeTensorMode) -> None:
+        super().__init__(module)
+        self._mode = mode
+
+    def run_node(self, node: Node) -> Any:
+        value = super().run_node(node)
+        if node.op != "output":
+            node.meta["example_value"] = value
+        return value
+
+    def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
+        return self._mode.from_tensor(super().get_attr(target, args, kwargs), static_shapes=True)
+
+    def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
+        module = self.fetch_attr(target)
+        state = [*module.named_parameters(), *module.named_buffers()]
+        fakes = {name: self._mode.from_tensor(value, static_shapes=True) for name, value in state}
+        return torch.func.functional_call(module, fakes, args, kwargs)
 
 
 def rewrites(
@@ -208,9 +229,20 @@ def assert_same(one: GraphModule, other: GraphModule, inputs: Sequence[Any], *, 
 def _call(module: GraphModule, inputs: list[Any]) -> Any:
     torch.manual_seed(0)
     try:
-        return module(*inputs)
+        with _modes_restored():
+            return module(*inputs)
     except Exception as error:
         return error
+
+
+@contextmanager
+def _modes_restored() -> Iterator[None]:
+    """A graph that fails between two switches leaves its modes on."""
+    with (
+        torch.set_grad_enabled(torch.is_grad_enabled()),
+        torch.autocast("cpu", enabled=torch.is_autocast_enabled("cpu")),
+    ):
+        yield
 
 
 def _close(found: Any, expected: Any, exact: bool, *, strides: bool = True) -> None:
@@ -234,8 +266,14 @@ def _sharing(outputs: Any, inputs: Sequence[Any]) -> list[Any]:
 
 
 def _assert_same_gradients(one: GraphModule, other: GraphModule, inputs: Sequence[Any], exact: bool) -> None:
-    """Gradients by all floating inputs, which arrive as copies of leaves, so that they may be written in place."""
-    expected, found = _gradients(one, inputs), _gradients(other, inputs)
+    """Gradients by all floating inputs, which arrive as copies of leaves, so that they may be written in place. Where
+    there is none by some input (running statistics), by those that came with a gradient."""
+    chosen = [isinstance(value, torch.Tensor) and value.dtype.is_floating_point for value in inputs]
+    expected = _gradients(one, inputs, chosen)
+    if isinstance(expected, Exception):
+        chosen = [isinstance(value, torch.Tensor) and value.requires_grad for value in inputs]
+        expected = _gradients(one, inputs, chosen)
+    found = _gradients(other, inputs, chosen)
     if isinstance(expected, Exception):
         assert isinstance(found, Exception), "gradients exist now and did not before"
         return
@@ -243,10 +281,10 @@ def _assert_same_gradients(one: GraphModule, other: GraphModule, inputs: Sequenc
     _close(found, expected, exact, strides=False)
 
 
-def _gradients(module: GraphModule, inputs: Sequence[Any]) -> Any:
+def _gradients(module: GraphModule, inputs: Sequence[Any], chosen: Sequence[bool]) -> Any:
     leaves, given = [], []
-    for value in inputs:
-        if isinstance(value, torch.Tensor) and value.dtype.is_floating_point:
+    for value, by_this in zip(inputs, chosen, strict=True):
+        if by_this:
             leaf = value.detach().clone(memory_format=torch.preserve_format).requires_grad_()
             leaves.append(leaf)
             given.append(leaf.clone(memory_format=torch.preserve_format))
@@ -254,7 +292,8 @@ def _gradients(module: GraphModule, inputs: Sequence[Any]) -> Any:
             given.append(copy.deepcopy(value))
     torch.manual_seed(0)
     try:
-        outputs = pytree.tree_leaves(module(*given))
+        with _modes_restored():
+            outputs = pytree.tree_leaves(module(*given))
         ends = [end for end in outputs if isinstance(end, torch.Tensor) and end.requires_grad]
         if not ends or not leaves:
             return []

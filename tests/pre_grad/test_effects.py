@@ -13,6 +13,8 @@ from torch.nn import functional as F
 from ferrite.graph.effects import changes_mode, is_random, reshapes, written_by
 from tests.pre_grad.harness import capture
 
+aten = torch.ops.aten
+
 
 def with_out(x: torch.Tensor) -> torch.Tensor:
     out = torch.empty(4, 4)
@@ -58,6 +60,8 @@ WRITES: list[tuple[Callable[..., Any], str]] = [
     (by_custom_op, "fill"),
     (lambda x: F.batch_norm(x, torch.zeros(4), torch.ones(4), training=True), "batch_norm"),
     (lambda x: F.batch_norm(x, torch.zeros(4), torch.ones(4), None, None, True), "batch_norm"),
+    (lambda x: aten.batch_norm.default(x, None, None, torch.zeros(4), torch.ones(4), True, 0.1, 1e-5, 1), "batch_norm"),
+    (lambda x: aten.batch_norm(x, None, None, torch.zeros(4), torch.ones(4), True, 0.1, 1e-5, True), "batch_norm"),
     (lambda x: F.embedding(torch.tensor([1]), x, max_norm=1.0), "embedding"),
     (lambda x: torch._foreach_add_([x], 1.0), "_foreach_add_"),
     (in_a_branch, "cond"),
@@ -67,6 +71,7 @@ PURE: list[Callable[..., Any]] = [
     lambda x: F.relu(x, False),
     lambda x: x.__and__(x) if x.dtype == torch.bool else x.add(1),
     lambda x: F.batch_norm(x, torch.zeros(4), torch.ones(4), training=False),
+    lambda x: aten.batch_norm.default(x, None, None, torch.zeros(4), torch.ones(4), False, 0.1, 1e-5, True),
     lambda x: F.layer_norm(x, (4,)),
     lambda x: torch.cond(x.sum() > 0, lambda y: y.cos(), lambda y: y.sin(), (x,)),
     lambda x: x.to(torch.float64) // 2,

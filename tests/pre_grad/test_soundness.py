@@ -13,8 +13,9 @@ from torch.nn import functional as F
 from ferrite.graph.arguments import bind, find
 from ferrite.graph.ledger import keep_ledger
 from ferrite.graph.soundness import Soundness
+from ferrite.graph.text import show_graph
 from ferrite.graph.values import fake_mode_of
-from tests.pre_grad.harness import capture, keeps, rewrites
+from tests.pre_grad.harness import capture, keeps, rewrites, trace
 
 X, Y = torch.randn(2, 3), torch.randn(2, 4)
 
@@ -473,3 +474,91 @@ def test_the_limit_stops_rewrites() -> None:
         with keep_ledger(graph, "sink", limit) as ledger:
             assert careless_sink(graph) == expected
         assert [decision.reason for decision in ledger.decisions] == [f"rewrite {n + 1}" for n in range(expected)]
+
+
+def test_facts_are_handed_on_and_stay_true() -> None:
+    """A second pass knows what the first one did, without looking at the graph again."""
+    captured = capture(lambda x: torch.cat([torch.cat([x])[0]]) + 1, [X])
+    facts: dict[str, Any] = {}
+    with keep_ledger(captured.module.graph, "one", 1, facts=facts):
+        careless_cat_of_one(captured.module.graph)
+    known = facts["aliases"]
+    with keep_ledger(captured.module.graph, "two", facts=facts):
+        sound = Soundness(captured.module.graph)
+        assert sound.aliases is known
+        fresh = Soundness(captured.module.graph)
+        nodes = [node for node in captured.module.graph.nodes if node.op != "output"]
+    with keep_ledger(captured.module.graph, "three"):
+        again = Soundness(captured.module.graph)
+        for one in nodes:
+            for other in nodes:
+                if again.aliases.shares(one, other):
+                    assert fresh.aliases.shares(one, other)
+
+
+class Scaled(torch.nn.Module):
+    """cos(sin(x)), and a weight that may be written on the way."""
+
+    def __init__(self, writes: bool) -> None:
+        super().__init__()
+        self.weight = torch.nn.Buffer(torch.ones(4))
+        self.writes = writes
+
+    def forward(self, x: Any) -> Any:
+        y = x.sin()
+        if self.writes:
+            self.weight.add_(1)
+        return y.cos() + 0 * self.weight
+
+
+def held(graph: Graph) -> int:
+    """cos(sin(x)) -> x * self.weight * 2, which is wrong, but not for the rules that are asked here"""
+    sound = Soundness(graph)
+    for node in find(graph, "cos"):
+        source = bind(bind(node)["input"])["input"]  # type: ignore[index]
+        _hold(sound, node, source)
+    return sound.rewrites
+
+
+def _hold(sound: Soundness, node: Node, source: Node) -> None:
+    two = torch.full((4,), 2.0)
+
+    def build(new: Any) -> Node:
+        scaled = new(torch.mul, source, new.attribute("weight"))
+        return new(torch.mul, scaled, new(torch.add, new.constant(two, "two"), new.constant(two, "two")))
+
+    sound.rewrite(node, build)
+
+
+class TestHeldByTheModule:
+    def test_constants_are_held_once_and_are_no_state(self) -> None:
+        module = trace(Scaled(False), [torch.ones(4)]).module
+        with keep_ledger(module.graph, "held"):
+            assert held(module.graph) == 1
+        module.graph.lint()
+        module.recompile()
+        assert [name for name, _ in module.named_buffers()] == ["weight", "two_0"]
+        assert list(module.state_dict()) == ["weight"]
+        assert torch.equal(module(torch.ones(4)), torch.full((4,), 4.0))
+
+    def test_a_write_to_what_would_be_read_is_seen_and_nothing_is_left_behind(self) -> None:
+        module = trace(Scaled(True), [torch.ones(4)]).module
+        before = show_graph(module.graph)
+        with keep_ledger(module.graph, "held") as ledger:
+            assert held(module.graph) == 0
+        assert "may be written by add_ between sin and cos" in ledger.decisions[0].reason
+        assert show_graph(module.graph) == before
+        assert [name for name, _ in module.named_buffers()] == ["weight"]
+
+
+def test_gradients_are_asked_for_at_the_node() -> None:
+    def function(x: Any) -> Any:
+        with torch.no_grad():
+            y = x.sin()
+        return y, x.cos()
+
+    graph = capture(function, [X]).module.graph
+    sound = Soundness(graph)
+    (sine,), (cosine,) = find(graph, "sin"), find(graph, "cos")
+    assert sound.without_grad(sine) is None
+    assert sound.without_grad(cosine) == f"{cosine.name} runs with gradients enabled"

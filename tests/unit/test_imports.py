@@ -27,6 +27,7 @@ ARROWS: dict[str, set[str]] = {
     "report": {"artifact", "decisions", "graph", "options"},
     "extension": {"errors", "graph"},
     "passes": {"errors", "graph", "options", "report"},
+    "numeric_check": {"decisions", "errors", "graph", "options", "passes", "report"},
     "pipeline": {
         "artifact",
         "decisions",
@@ -36,6 +37,7 @@ ARROWS: dict[str, set[str]] = {
         "loops",
         "lower",
         "native",
+        "numeric_check",
         "options",
         "passes",
         "report",
@@ -59,7 +61,12 @@ ARROWS: dict[str, set[str]] = {
     "__init__": {"backend", "bisection", "errors", "extension", "options", "report"},
 }
 # Only the record may be written to from below; the rest of `report` belongs to the door.
-KNOWS_REPORT = {"passes": {"report.record"}, "pipeline": {"report.record"}, "schemes": {"report.record"}}
+KNOWS_REPORT = {
+    "passes": {"report.record"},
+    "numeric_check": {"report.record"},
+    "pipeline": {"report.record"},
+    "schemes": {"report.record"},
+}
 SEES_TORCH = {
     "backend",
     "bisection",
