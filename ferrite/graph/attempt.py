@@ -13,7 +13,7 @@ from torch.fx import Node
 
 from ferrite.graph.build import Build, Builder, CannotBuild
 from ferrite.graph.effects import is_random
-from ferrite.graph.spread import Spread, same_extent
+from ferrite.graph.spread import Spread, fill_alike
 from ferrite.graph.values import value_of
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ class Attempt:
         several = any(isinstance(value_of(node), (tuple, list)) for node in bases)
         if (several or not was_view) and (seen := sound.written_after(old)):
             return f"{seen}, and would be a view of {bases[0].name}"
-        if not was_view and not same_extent(value_of(old), value_of(result)) and (seen := sound.returned(old)):
+        if not was_view and not fill_alike(value_of(old), value_of(result)) and (seen := sound.returned(old)):
             return f"{seen}, and would be a part of {bases[0].name}"
         return None
 

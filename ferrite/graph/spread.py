@@ -101,41 +101,34 @@ class Spread:
         is_view = not read.isdisjoint(_storages(self._overlay[node]))
         if was_view == is_view:
             return None
-        seen = sound.written_after(node) or (self._joins_others(node) if is_view else self._also_returned(node))
-        for source in inputs if is_view else ():
+        memory = _storages(self._overlay[node] if is_view else value_of(node))
+        seen = sound.written_after(node) or self._also_seen(node, memory)
+        for source in (*inputs, *self._replaced.values()) if is_view else ():
             seen = seen or sound.written_after(source, node)
         what = "would be a view and was a copy" if is_view else "would be a copy and was a view"
         return f"{node.name} {what}, and {seen}" if seen else None
 
-    def _joins_others(self, node: Node) -> str | None:
-        """A value that is returned would stand in memory that is an input's, is returned as well, or is larger."""
-        if (returned := self._sound.returned(node)) is None:
-            return None
-        value, new = self._overlay[node], _storages(self._overlay[node])
-        if not isinstance(value, torch.Tensor) or not same_extent(value_of(node), value):
-            return returned
-        *_, output = self._sound.graph.nodes
-        inputs = self._sound.graph.find_nodes(op="placeholder") + self._sound.graph.find_nodes(op="get_attr")
-        for other in (*inputs, *output.all_input_nodes):
-            if other is not node and not new.isdisjoint(_storages(self._overlay.get(other, value_of(other)))):
-                return returned
-        return None
-
-    def _also_returned(self, node: Node) -> str | None:
-        """The memory of a node is an input's, or is returned in another way than as this node and its views."""
-        shares = self._sound.aliases.shares
+    def _also_seen(self, node: Node, memory: set[int]) -> str | None:
+        """A node is returned, and this memory is not its own: an input's, another result's, or only a part."""
+        aliases, graph = self._sound.aliases, self._sound.graph
         views, waiting = {node}, [node]
         while waiting:
-            found = {user for user in waiting.pop().users if shares(user, node)} - views
+            found = {user for user in waiting.pop().users if aliases.shares(user, node)} - views
             views |= found
             waiting += found
-        *_, output = self._sound.graph.nodes
-        if views.isdisjoint(output.all_input_nodes):
+        returned = next(iter(reversed(graph.nodes))).all_input_nodes
+        if views.isdisjoint(returned):
             return None
-        inputs = self._sound.graph.find_nodes(op="placeholder") + self._sound.graph.find_nodes(op="get_attr")
-        others = (other for other in (*inputs, *output.all_input_nodes) if other not in views and shares(other, node))
-        other = next(others, None)
-        return f"shares memory with {other.name}, which is also seen" if other is not None else None
+        if not fill_alike(value_of(node), self._overlay[node]):
+            return f"{node.name} is returned"
+        roots = {aliases.root(("storage", one)) for one in memory}
+        for other in (*graph.find_nodes(op="placeholder"), *graph.find_nodes(op="get_attr"), *returned):
+            if other in views:
+                continue
+            stands_in = _storages(self._overlay.get(other, value_of(other)))
+            if not memory.isdisjoint(stands_in) or not roots.isdisjoint(aliases.of(other)):
+                return f"{node.name} is returned, and shares memory with {other.name}"
+        return None
 
     def _is_changed(self, node: Node) -> bool:
         return node in self._overlay and not same_metadata(value_of(node), self._overlay[node])
@@ -165,11 +158,12 @@ def differs(name: str, before: Any, after: Any) -> str | None:
     return None if type(before) is type(after) else f"{name} gives another kind of value"
 
 
-def same_extent(one: Any, other: Any) -> bool:
-    """Whether both values fill storages of one size."""
+def fill_alike(one: Any, other: Any) -> bool:
+    """Whether two tensors stand at the same place of storages of one size."""
     if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
         return False
-    return statically_known_true(one.untyped_storage().nbytes() == other.untyped_storage().nbytes())
+    same_size = statically_known_true(one.untyped_storage().nbytes() == other.untyped_storage().nbytes())
+    return same_size and statically_known_true(one.storage_offset() == other.storage_offset())
 
 
 def _storages(value: Any) -> set[int]:

@@ -362,13 +362,23 @@ class TestReshapes:
             base = torch.cat([x.t()]) + 1
             return base.reshape(-1), base[0]
 
-        keeps(careless_cat_of_one, function, [X], because="which is also seen")
+        keeps(careless_cat_of_one, function, [X], because="is returned, and shares memory with")
 
     def test_a_copy_that_becomes_a_view(self) -> None:
         rewrites(careless_cat_of_one, lambda x: torch.cat([x.t()]).t().reshape(-1) + 1, [X], times=1)
 
     def test_and_is_returned(self) -> None:
         keeps(careless_cat_of_one, lambda x: torch.cat([x.t()]).t().reshape(-1), [X], because="was a copy")
+
+    def test_and_is_returned_with_memory_of_its_own(self) -> None:
+        rewrites(careless_cat_of_one, lambda x: (torch.cat([x.t()]) + 1).t().contiguous(), [X], times=1)
+
+    def test_and_shares_it_with_another_result(self) -> None:
+        def function(x: Any) -> Any:
+            base = torch.cat([x.t()]) + 1
+            return base.t().reshape(-1), base.t().contiguous()
+
+        keeps(careless_cat_of_one, function, [X], because="shares memory with")
 
     def test_and_is_written(self) -> None:
         def function(x: Any) -> Any:

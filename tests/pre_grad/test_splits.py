@@ -77,7 +77,12 @@ class TestDropWholeSplits:
             part = torch.split(x, 32, 1)[0]
             return part, part + 1
 
-        rewrites(drop_whole_splits, trace(function, [X]), times=1, left={"split": 0, "view_as": 1})
+        rewrites(drop_whole_splits, trace(function, [X]), times=1, left={"split": 0, "narrow": 1})
+
+    def test_strides_of_dimensions_of_size_one(self) -> None:
+        """What is returned has the strides of eager, those that nobody steps along too."""
+        captured = trace(lambda x: torch.split(x.transpose(0, 1), 1, 1)[0], [torch.randn(1, 3, 2)])
+        rewrites(drop_whole_splits, captured, times=1, left={"split": 0}, exact=True)
 
     def test_uneven_split_stays(self) -> None:
         keeps(drop_whole_splits, trace(lambda x: torch.split(x, 20, 1)[0] + 1, [X]))
