@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "bisect", "compile", "errors", "last_record", "list_mode_options", "list_options", "release_memory", "reset",
+    "bisect", "compile", "errors", "last_record", "list_mode_options", "list_options", "register_pass",
+    "register_pattern", "release_memory", "reset",
 ]  # fmt: skip
 
 
@@ -57,6 +58,22 @@ def bisect(function: Any, inputs: Any, **keywords: Any) -> Any:
     from ferrite.bisection import bisect
 
     return bisect(function, inputs, **keywords)
+
+
+def register_pass(stage: str, function: Any, **place: Any) -> Any:
+    """Run your own pass in a stage, `before=` or `after=` another one; also a context manager.
+    See `ferrite.extension.register_pass`."""
+    from ferrite.extension import register_pass
+
+    return register_pass(stage, function, **place)
+
+
+def register_pattern(search: Any, replacement: Any, example_inputs: Any, **settings: Any) -> Any:
+    """Put one function in place of another wherever it stands in a graph; also a context manager.
+    See `ferrite.extension.register_pattern`."""
+    from ferrite.extension import register_pattern
+
+    return register_pattern(search, replacement, example_inputs, **settings)
 
 
 def last_record() -> Record | None:

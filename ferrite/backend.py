@@ -50,6 +50,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ferrite import pipeline
 from ferrite.collection import without_collection
 from ferrite.decisions import Decision
+from ferrite.errors import UserFault
 from ferrite.graph.decompose import decomposition_table
 from ferrite.graph.eager_only import reason_for_eager
 from ferrite.graph.query import family
@@ -95,6 +96,7 @@ def compile(
 ) -> Callable[..., Any]:
     """What `torch.compile(..., backend="ferrite")` calls with each captured graph. Also callable with any FX graph."""
     chosen = resolve(_environment, mode, options)
+    pipeline.check_options(chosen)
     return compile_shaped(gm, example_inputs, functools.partial(_compile_captured, options=chosen))
 
 
@@ -136,7 +138,7 @@ def _compile_captured(module: GraphModule, inputs: list[Any], options: Options) 
     except _PASS_THROUGH:
         raise
     except Exception as error:
-        if options.strict or _tracing_changed_inputs(module, inputs):
+        if options.strict or isinstance(error, UserFault) or _tracing_changed_inputs(module, inputs):
             raise _same_kind(error)(f"graph {record.graph_id}", error).with_traceback(error.__traceback__) from error
         record.failures.append(f"graph {record.graph_id} runs in eager: {type(error).__name__}: {error}")
         log.warning("Ferrite runs graph %d in eager: %s: %s", record.graph_id, type(error).__name__, error)
@@ -182,14 +184,17 @@ class _Compilation:
             partition_fn=self._partition,
             decompositions=decomposition_table(self.options.decompose, use_rows=use_rows),
             keep_inference_input_mutations=True,
-            pre_grad_passes=self._edit_pre_grad,
+            pre_grad_passes=lambda captured, _: self._edit_pre_grad(captured, inputs),
         )
         with torch._functorch.config.patch(unlift_effect_tokens=True), kept_whole() if use_rows else nullcontext():
             return run_aot(module, inputs)
 
     def _edit_pre_grad(self, module: GraphModule, inputs: Sequence[Any]) -> GraphModule:
         trace.graph(f"ferrite graph {self.record.graph_id} before pre_grad", module, trace.pre_grad_log)
-        pipeline.edit_pre_grad(module, self.options, self.record.graph("pre_grad"))
+        entry = self.record.graph("pre_grad")
+        pipeline.edit_pre_grad(module, self.options, entry, inputs)
+        if any(run.changed for run in entry.passes):
+            trace.graph(f"ferrite graph {self.record.graph_id} after pre_grad", module, trace.pre_grad_log)
         return module
 
     def _partition(self, joint: GraphModule, inputs: Sequence[Any], **facts: Any) -> tuple[GraphModule, GraphModule]:
@@ -226,7 +231,7 @@ class _Compilation:
             try:
                 compiled = scheme_of(options)(module, graph_id, phase, _inputs_of(phase, inputs), options, record)
             except Exception as error:
-                if options.strict:
+                if options.strict or isinstance(error, UserFault):
                     raise FerriteError(f"{record.name}", error).with_traceback(error.__traceback__) from error
                 self.record.failures.append(f"{record.name} runs as captured: {type(error).__name__}: {error}")
                 log.warning("Ferrite runs %s as captured: %s: %s", record.name, type(error).__name__, error)

@@ -1,32 +1,35 @@
-"""Finds the pass that breaks a function: the first one whose presence makes compiled and eager results differ.
+"""Finds the pass that breaks a function, and which of its rewrites: the first ones whose presence makes compiled and
+eager results differ.
 
 Passes are numbered in the order in which they run. With the first N of them applied the result is right, with N + 1
-it is wrong: pass N + 1 is named. Runs in this process and keeps nothing.
+it is wrong: pass N + 1 is named. The same is then done with the rewrites of that pass, if it keeps count of them. Runs
+in this process and keeps nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from ferrite import backend
+from ferrite.graph.trial import run_trial
 from ferrite.passes import applications
 from ferrite.report.record import PassRun
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What bisection found. `culprit` is None if nothing is wrong, or if it is wrong with no pass at all."""
+    """What bisection found. `culprit` is None if nothing is wrong, or if it is wrong with no pass at all; `rewrite` is
+    the number of the rewrite to blame, from 1, if that can be told."""
 
     equal: bool
     culprit: PassRun | None
     tried: int
     text: str
+    rewrite: int | None = None
 
     def __str__(self) -> str:
         return self.text
@@ -49,29 +52,44 @@ def bisect(
     expected = _run(function, inputs)
     tried = 0
 
-    def right_with(limit: int | None) -> bool:
+    def right_with(limit: int | None, rewrites: int | None = None) -> bool:
         nonlocal tried
         tried += 1
         torch._dynamo.reset()
-        compiled = torch.compile(function, backend="ferrite", options={**given, "bisect_limit": limit})
+        limits = {"bisect_limit": limit, "bisect_rewrites": rewrites}
+        compiled = torch.compile(function, backend="ferrite", options={**given, **limits})
         return agree(expected, _run(compiled, inputs))
 
     try:
         if right_with(None):
             return Verdict(True, None, tried, f"equal to eager with all {applications()} passes")
-        high = applications()
+        passes = applications()
         if not right_with(0):
             return Verdict(False, None, tried, "differs from eager with no pass applied: the fault is not in a pass")
-        low = 0  # right with `low` passes, wrong with `high`
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if right_with(middle) else (low, middle)
-        right_with(high)
-        culprit = _number(high)
-        where = f"{culprit.stage}.{culprit.name} on graph {culprit.graph}" if culprit else "a pass"
-        return Verdict(False, culprit, tried, f"pass {high}, {where}, makes the result differ from eager")
+        number = _first_wrong(passes, right_with)
+        right_with(number)
+        culprit = _number(number)
+        if culprit is None:
+            return Verdict(False, None, tried, f"pass {number} makes the result differ from eager")
+        where = f"{culprit.stage}.{culprit.name} on graph {culprit.graph}"
+        text = f"pass {number}, {where}, makes the result differ from eager"
+        rewrite = None
+        if culprit.rewrites and right_with(number, 0):
+            rewrite = _first_wrong(len(culprit.rewrites), lambda limit: right_with(number, limit))
+            nodes = ", ".join(culprit.rewrites[rewrite - 1])
+            text += f" with its rewrite {rewrite} of {len(culprit.rewrites)} (of {nodes})"
+        return Verdict(False, culprit, tried, text, rewrite)
     finally:
         torch._dynamo.reset()
+
+
+def _first_wrong(last: int, right_with: Callable[[int], bool]) -> int:
+    """The first number that is not right; 0 is right and `last` is not."""
+    low, high = 0, last
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if right_with(middle) else (low, middle)
+    return high
 
 
 def _number(number: int) -> PassRun | None:
@@ -80,25 +98,8 @@ def _number(number: int) -> PassRun | None:
 
 
 def _run(function: Callable[..., Any], inputs: Sequence[Any]) -> list[Any]:
-    """Results and gradients of one call on fresh copies of the inputs, with the random state left as found."""
-    copies = [_copy(value) for value in inputs]
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        result = function(*copies)
-        leaves = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-        differentiable = [leaf for leaf in leaves if leaf.requires_grad]
-        sources = [value for value in copies if isinstance(value, torch.Tensor) and value.requires_grad]
-        gradients: Sequence[Any] = ()
-        if differentiable and sources:
-            ones = [torch.ones_like(leaf) for leaf in differentiable]
-            gradients = torch.autograd.grad(differentiable, sources, ones, allow_unused=True)
-    return [*pytree.tree_leaves(result), *gradients, *copies]
-
-
-def _copy(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone().requires_grad_(value.requires_grad)
-    return deepcopy(value)
+    """Results, gradients and inputs after one call on copies of the inputs, with the random state left as found."""
+    return [value for _, value in run_trial(function, inputs).values]
 
 
 def _close(expected: Any, found: Any) -> bool:

@@ -1,8 +1,9 @@
-"""The three ways in which Ferrite fails, by who can act on it.
+"""The ways in which Ferrite fails, by who can act on it.
 
 `Unsupported`: we cannot do it yet; the part runs in eager and the record says so.
 `Malformed`:   our own bug; names the stage or pass and shows the program around the spot.
 `ToolFailed`:  LLVM, the linker or the disk failed; keeps what was run.
+`UserFault`:   something that the user registered is wrong; names it, and is always raised.
 
 At the border to PyTorch the door (`backend.py`) wraps what is raised into `FerriteError`.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 
 class CompileFault(Exception):
-    """What the three kinds share: a title, and lines that say where, why and what happens then."""
+    """What all kinds share: a title, and lines that say where, why and what happens then."""
 
     def __init__(self, title: str, *, at: str | None = None, why: str | None = None, then: str | None = None) -> None:
         self.title = title
@@ -44,3 +45,7 @@ class ToolFailed(CompileFault):
     def __init__(self, title: str, *, ran: str, why: str | None = None, then: str | None = None) -> None:
         self.ran = ran
         super().__init__(title, at=ran, why=why, then=then)
+
+
+class UserFault(CompileFault):
+    """A pass or pattern that the user registered does not work, or cannot be placed."""

@@ -20,6 +20,9 @@ SCHEMES = ("normal", "serialize")
 EXECUTORS = ("eager", "oracle", "native")
 HOSTS = ("native", "python")
 
+# Names with their settings, in order, as a value that does not change.
+Asked = tuple[tuple[str, tuple[tuple[str, Any], ...]], ...]
+
 
 @dataclass(frozen=True)
 class Options:
@@ -30,8 +33,25 @@ class Options:
         default=(),
         metadata={"doc": "stages or passes to leave out: 'post_grad', 'view_to_reshape', 'post_grad.view_to_reshape'"},
     )
+    pre_grad: Asked = field(
+        default=(),
+        metadata={"doc": "passes before autograd to run with settings, in order: {'normalise_ops': {'counter': 2}}"},
+    )
+    pre_grad_rewrites: bool = field(
+        default=True, metadata={"doc": "rewrite graphs before autograd; passes that users register run all the same"}
+    )
+    numeric_check: Asked = field(
+        default=(),
+        metadata={"doc": "run stages against what they were given: {'pre_grad': {'precision': 1e-4, 'steps': 2}}"},
+    )
     bisect_limit: int | None = field(
         default=None, metadata={"doc": "apply only the first N passes since the last reset; None: all of them"}
+    )
+    bisect_rewrites: int | None = field(
+        default=None, metadata={"doc": "of the last pass that bisect_limit applies, only the first N rewrites"}
+    )
+    explain_patterns: tuple[str, ...] = field(
+        default=(), metadata={"doc": "nodes, or 'all', at which the log says why no pattern fits"}
     )
     check: bool = field(default=True, metadata={"doc": "check the graph after every pass that changed it"})
     keep_text: bool = field(default=False, metadata={"doc": "keep the text before and after every pass in the record"})
@@ -87,6 +107,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "str": (str,),
     "int | None": (int, type(None)),
     "tuple[str, ...]": (tuple, list, str),
+    "Asked": (Mapping, tuple, list, str),
     "Callable[..., Any] | None": (object,),
 }
 
@@ -180,9 +201,21 @@ def _typed(name: str, value: Any) -> Any:
             kinds_given = ", ".join(type(part).__name__ for part in parts)
             raise RuntimeError(f"Ferrite option {name!r} expects {expected}, given a list of {kinds_given}: {value!r}")
         return tuple(part for part in parts if part)
+    if expected == "Asked":
+        return _asked(name, value)
     if name in _CHOICES and value not in _CHOICES[name]:
         raise RuntimeError(_unknown(name.replace("_", " "), value, _CHOICES[name]))
     return value
+
+
+def _asked(name: str, value: Any) -> Asked:
+    """A mapping from names to settings, or names alone."""
+    if isinstance(value, str):
+        value = [part.strip() for part in value.split(",") if part.strip()]
+    pairs = list(value.items()) if isinstance(value, Mapping) else [(entry, {}) for entry in value]
+    if not all(isinstance(key, str) and isinstance(settings, Mapping) for key, settings in pairs):
+        raise RuntimeError(f"Ferrite option {name!r} expects names with their settings, given {value!r}")
+    return tuple((key, tuple(settings.items())) for key, settings in pairs)
 
 
 def _unknown(kind: str, name: str, valid: Mapping[str, Any] | list[str] | tuple[str, ...]) -> str:

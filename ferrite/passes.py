@@ -5,8 +5,9 @@ list of them over a graph and everything below it, children first. A data pass i
 program; `rewrite` runs a list of those. The name of a pass is its function's name.
 
 Around every pass: it is left out if the option `disable` names it or its stage, or if `bisect_limit` passes have run
-since the last reset; the graph is checked if it changed; a pass that fails is named, the stage starts again from its
-snapshot without that pass, and under `strict` the failure is raised.
+since the last reset, the last of which makes only `bisect_rewrites` rewrites; the graph is checked if it changed; a
+pass that fails is named, the stage starts again from its snapshot without that pass, and under `strict` the failure is
+raised.
 
 One piece of state lives here: how many passes were applied since `reset_applications`. Numbers are given out in
 order, so a limit found by bisection means the same pass in the next run.
@@ -20,8 +21,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from ferrite.errors import Malformed
+from ferrite.errors import Malformed, UserFault
 from ferrite.graph.check import check_graph
+from ferrite.graph.ledger import keep_ledger
 from ferrite.graph.query import family
 from ferrite.graph.snapshot import restore, take
 from ferrite.graph.text import show_graph
@@ -79,34 +81,44 @@ def _edit_one(
     after_autograd: bool,
 ) -> int:
     spare = take(module.graph)
-    changed = 0
+    changed, decisions = 0, len(record.decisions)
+    facts: dict[str, Any] = {}
+    text = show_graph(module.graph) if options.keep_text else None
     for position, run in enumerate(passes):
         where = f"{stage}.{run.__name__}"
         number, note = _admit(stage, run.__name__, options)
         if number is None:
             record.passes.append(PassRun(stage, run.__name__, name, None, 0.0, note=note))
             continue
-        before = show_graph(module.graph) if options.keep_text else None
+        before = text
         start = time.perf_counter()
         try:
-            count = run(module.graph)
+            allowed = _rewrites_allowed(number, options)
+            with keep_ledger(module.graph, run.__name__, allowed, options.explain_patterns, facts) as ledger:
+                count = run(module.graph)
+            if count != ledger.taken:
+                facts.clear()  # edited by other means than the judge, who keeps them right
             if count and options.check:
                 check_graph(module, where, after_autograd=after_autograd)
         except Exception as error:
             seconds = time.perf_counter() - start
-            if options.strict:
-                raise error if isinstance(error, Malformed) else _failed(where, name, error) from error
+            if options.strict or isinstance(error, UserFault):
+                raise error if isinstance(error, (Malformed, UserFault)) else _failed(where, name, error) from error
             note = f"failed: {type(error).__name__}: {error}"
             log.warning(
                 "Ferrite pass %s failed on graph %s and is left out: %s: %s", where, name, type(error).__name__, error
             )
             record.passes.append(PassRun(stage, run.__name__, name, None, seconds, number, note.splitlines()[0]))
+            del record.decisions[decisions:]
             restore(module, spare)
             rest = passes[:position] + passes[position + 1 :]
             return _edit_one(module, name, stage, rest, options, record, after_autograd)
         seconds = time.perf_counter() - start
-        after = show_graph(module.graph) if options.keep_text else None
-        record.passes.append(PassRun(stage, run.__name__, name, count, seconds, number, "", before, after))
+        if count and options.keep_text:
+            text = show_graph(module.graph)
+        rewrites = tuple(decision.subjects for decision in ledger.decisions if decision.taken)
+        record.passes.append(PassRun(stage, run.__name__, name, count, seconds, number, "", before, text, rewrites))
+        record.decisions += ledger.decisions
         changed += count
     return changed
 
@@ -159,6 +171,11 @@ def _admit(stage: str, name: str, options: Options) -> tuple[int | None, str]:
             return None, f"past the bisect limit of {options.bisect_limit}"
         _applications += 1
         return _applications, ""
+
+
+def _rewrites_allowed(number: int, options: Options) -> int | None:
+    """Of the last pass that the limit lets through, only so many rewrites."""
+    return options.bisect_rewrites if number == options.bisect_limit else None
 
 
 def _failed(where: str, graph: str, error: Exception) -> Malformed:

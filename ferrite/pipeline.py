@@ -10,19 +10,22 @@ is the tuple that the stage's package defines; a stage whose tuple is empty is p
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ferrite.artifact.compiled import CompiledGraph, Facts
 from ferrite.decisions import Decision
+from ferrite.extension import with_user_passes
 from ferrite.graph.check import check_graph
 from ferrite.graph.describe import device_types, mutated_inputs, output_strides
 from ferrite.graph.eager_strides import correct_strides
 from ferrite.graph.joint import JOINT
+from ferrite.graph.order import sort_nodes
 from ferrite.graph.post_grad import MUTATE, POST_GRAD, PREPARE
 from ferrite.graph.post_grad.channels_last import choose_layout
 from ferrite.graph.post_grad.emit_deferred_asserts import emit_deferred_asserts
-from ferrite.graph.pre_grad import PRE_GRAD
+from ferrite.graph.pre_grad.plan import plan
 from ferrite.graph.query import family
 from ferrite.graph.relayout import adopt_inputs
 from ferrite.graph.snapshot import take
@@ -36,6 +39,7 @@ from ferrite.loops.text import show as show_loops
 from ferrite.lower.graph import Rules, constant_nodes, lower
 from ferrite.lower.library import library_of
 from ferrite.native import NATIVE_PASSES
+from ferrite.numeric_check import NumericCheck, check_settings, wanted
 from ferrite.options import Options
 from ferrite.passes import edit, rewrite
 from ferrite.report.record import Fallback, GraphRecord
@@ -58,16 +62,30 @@ class Inputs:
     values: tuple[Any, ...] = ()  # as fake tensors; their strides may be others than the trace had
 
 
-def edit_pre_grad(module: GraphModule, options: Options, record: GraphRecord) -> None:
-    """Passes over what Dynamo captured; `module` is edited in place."""
+def check_options(options: Options) -> None:
+    """Raise RuntimeError for passes, stages and settings that the options name and nobody knows."""
+    plan(options.pre_grad)
+    check_settings(options)
+
+
+def edit_pre_grad(module: GraphModule, options: Options, record: GraphRecord, inputs: Sequence[Any] = ()) -> None:
+    """Passes over what Dynamo captured; `module` is edited in place. Users may insert nodes where they like: the graph
+    is put in order after them."""
     with record.stage("pre_grad"):
-        edit(module, "pre_grad", PRE_GRAD, options, record, after_autograd=False)
+        first, last = plan(options.pre_grad, rewrites=options.pre_grad_rewrites)
+        passes = (*with_user_passes("pre_grad", first), sort_nodes, *last)
+        check = NumericCheck("pre_grad", module, inputs, options) if wanted("pre_grad", options) else None
+        if edit(module, "pre_grad", passes, options, record, after_autograd=False):
+            for _, member in family(module):
+                member.recompile()
+        if check is not None:
+            check.report(module, passes, record)
 
 
 def edit_joint(module: GraphModule, options: Options, record: GraphRecord) -> None:
     """Passes over forward and backward in one graph, or over an inference graph."""
     with record.stage("joint"):
-        edit(module, "joint", JOINT, options, record)
+        edit(module, "joint", with_user_passes("joint", JOINT), options, record)
 
 
 def compile_graph(
@@ -127,7 +145,7 @@ def edit_post_grad(module: GraphModule, inputs: Inputs, options: Options, record
     adopted = adopt_inputs(module.graph, inputs.values)
     record.decisions.append(choose_layout(module.graph))
     before = {member: take(member.graph) for _, member in family(module)}
-    if edit(module, "post_grad", POST_GRAD, options, record) or adopted:
+    if edit(module, "post_grad", with_user_passes("post_grad", POST_GRAD), options, record) or adopted:
         for member, snapshot in before.items():
             refresh(member, snapshot)
         restore_output_strides(module.graph)

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
-_MODULES = ("operator", "math", "builtins", "torch")
+_MODULES = ("operator", "math", "builtins", "torch", "torch.nn.functional")
 _ATOMS = (torch.dtype, torch.layout, torch.memory_format)
 
 
@@ -43,20 +43,20 @@ def name_of(thing: Any) -> str | None:
 @functools.lru_cache(maxsize=4096)
 def _function_name(function: Callable[..., Any]) -> str | None:
     """`module.name` of a function that can be imported under exactly that name."""
-    name = getattr(function, "__qualname__", None) or getattr(function, "__name__", None)
+    # Functions of torch's that are written in C are methods of a class that nobody can import.
+    names = [getattr(function, "__qualname__", None), getattr(function, "__name__", None)]
     module = getattr(function, "__module__", None)
-    if not name or "<" in name:
-        return None
-    for candidate in (module, *_MODULES):
-        if candidate is None:
-            continue
-        candidate = "operator" if candidate == "_operator" else candidate
-        path = f"{candidate}.{name}"
-        try:
-            if resolve(path) is function:
-                return path
-        except (ImportError, AttributeError):
-            continue
+    for name in dict.fromkeys(names):
+        for candidate in (module, *_MODULES):
+            if not name or "<" in name or candidate is None:
+                continue
+            candidate = "operator" if candidate == "_operator" else candidate
+            path = f"{candidate}.{name}"
+            try:
+                if resolve(path) is function:
+                    return path
+            except (ImportError, AttributeError):
+                continue
     return None
 
 

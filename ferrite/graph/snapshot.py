@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
+from ferrite.graph.query import children
+
 
 class Entry(NamedTuple):
     op: str
@@ -43,6 +45,22 @@ def restore(module: GraphModule, snapshot: Snapshot) -> None:
         again[node] = graph.create_node(entry.op, entry.target, args, kwargs, entry.name, entry.type)
         again[node].meta = dict(entry.meta)
     module.graph = graph
+
+
+def copy_module(module: GraphModule) -> GraphModule:
+    """A module with graphs of its own, those of its children too; parameters and fake values are shared, so that values
+    go on sharing memory."""
+    graph = Graph(tracer_cls=module.graph._tracer_cls)
+    graph._codegen = module.graph._codegen
+    again: dict[Node, Node] = {}
+    for node in module.graph.nodes:
+        again[node] = graph.node_copy(node, again.__getitem__)
+    made = GraphModule(module, graph)
+    made.meta.update(module.meta)
+    for path, child in list(children(made)):
+        owner, _, name = path.rpartition(".")
+        setattr(made.get_submodule(owner), name, copy_module(child))
+    return made
 
 
 def changed_nodes(graph: Graph, snapshot: Snapshot) -> set[Node]:

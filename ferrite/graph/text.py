@@ -168,13 +168,19 @@ def _dtype_and_sizes(tensor: ast.Subscript | ast.Name) -> tuple[torch.dtype, lis
 
 
 def _read_call(graph: Graph, name: str, call: ast.Call, nodes: dict[str, Node], fake_mode: FakeTensorMode) -> Node:
-    target = resolve(dotted(call.func))
     args = tuple(_as_fx(read(arg, nodes.__contains__), nodes) for arg in call.args)
     kwargs = {str(word.arg): _as_fx(read(word.value, nodes.__contains__), nodes) for word in call.keywords}
-    node = graph.create_node("call_function", target, args, kwargs, name)
-    fake_args, fake_kwargs = torch.fx.node.map_arg((args, kwargs), lambda source: source.meta["val"])
+    target: Any
+    match call.func:
+        case ast.Attribute(value=ast.Name(id=owner), attr=target) if owner in nodes:
+            node = graph.create_node("call_method", target, (nodes[owner], *args), kwargs, name)
+        case _:
+            target = resolve(dotted(call.func))
+            node = graph.create_node("call_function", target, args, kwargs, name)
+    fake_args, fake_kwargs = torch.fx.node.map_arg((node.args, kwargs), lambda source: source.meta["val"])
+    function = getattr(torch.Tensor, target) if isinstance(target, str) else target
     with torch.no_grad(), fake_mode:
-        node.meta["val"] = target(*fake_args, **fake_kwargs)
+        node.meta["val"] = function(*fake_args, **fake_kwargs)
     bindings = compute_unbacked_bindings(fake_mode.shape_env, node.meta["val"])
     if bindings:
         node.meta["unbacked_bindings"] = bindings

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import detect_fake_mode
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
+from torch.utils._pytree import tree_leaves
 
 from ferrite.graph.query import attribute
 from ferrite.graph.snapshot import Snapshot, changed_nodes
@@ -39,9 +40,34 @@ def refresh(module: GraphModule, snapshot: Snapshot) -> int:
     return stale
 
 
+def value_of(node: Any) -> Any:
+    """The fake value of a node at any stage: Dynamo keeps it in `example_value`, later stages in `val`; a constant is
+    its own. None if there is none."""
+    if not isinstance(node, Node):
+        return None
+    for key in ("example_value", "val"):
+        if key in node.meta:
+            return node.meta[key]
+    if node.op == "get_attr" and node.graph.owning_module is not None:
+        found = attribute(node.graph.owning_module, str(node.target))
+        return found if isinstance(found, torch.Tensor) else None
+    return None
+
+
+def tensor_of(node: Any) -> torch.Tensor | None:
+    """The fake tensor of a node that gives one plain tensor; None for anything else."""
+    value = value_of(node)
+    return value if isinstance(value, torch.Tensor) and value.layout is torch.strided else None
+
+
 def fake_mode_of(graph: Graph) -> FakeTensorMode:
-    found = detect_fake_mode([node.meta.get("val") for node in graph.nodes])
-    return found or FakeTensorMode(allow_non_fake_inputs=True)
+    """The mode that the values of a graph belong to. Dynamo's graphs keep the mode of the trace: the tracing context
+    holds another one by then, with the same sizes."""
+    for node in graph.nodes:
+        for leaf in tree_leaves(value_of(node)):
+            if isinstance(leaf, FakeTensor):
+                return leaf.fake_mode
+    return detect_fake_mode() or FakeTensorMode(allow_non_fake_inputs=True)
 
 
 def evaluate(module: GraphModule, node: Node, fake_mode: FakeTensorMode) -> Any:

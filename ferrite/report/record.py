@@ -26,7 +26,8 @@ class Fallback:
 
 @dataclass(frozen=True)
 class PassRun:
-    """One pass over one graph. `changed` is None when the pass did not run; `note` then says why."""
+    """One pass over one graph. `changed` is None when the pass did not run; `note` then says why. `rewrites` names the
+    nodes of each rewrite, in order, if the pass keeps count of them."""
 
     stage: str
     name: str
@@ -37,6 +38,7 @@ class PassRun:
     note: str = ""
     before: str | None = None
     after: str | None = None
+    rewrites: tuple[tuple[str, ...], ...] = ()
 
 
 @dataclass

@@ -240,7 +240,10 @@ def probes(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, list[Graph]]]:
             graphs.append(graph)
             return 0
 
-        monkeypatch.setattr(pipeline, stage, (probe,))
+        if stage == "PRE_GRAD":
+            monkeypatch.setattr(pipeline, "plan", lambda *_, probe=probe, **__: ((probe,), ()))
+        else:
+            monkeypatch.setattr(pipeline, stage, (probe,))
     return seen
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.fx import Graph
+from torch.fx import Graph, Node
 
 import ferrite
 from ferrite import pipeline
+from ferrite.graph.arguments import bind, find
+from ferrite.graph.soundness import Soundness
 from ferrite.lower import graph as lowering
 
 aten = torch.ops.aten
@@ -74,3 +76,29 @@ def test_leaves_random_state_and_inputs_alone() -> None:
     ferrite.bisect(lambda v: v.add_(1), [x])
     assert torch.equal(x, kept)
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_the_wrong_rewrite_is_named() -> None:
+    """Of four rewrites the third drops what its op was told."""
+
+    def spell_out(graph: Graph) -> int:
+        sound = Soundness(graph)
+        for number, node in enumerate(find(graph, "add"), 1):
+            _spell_out(sound, node, forgets=number == 3)
+        return sound.rewrites
+
+    def _spell_out(sound: Soundness, node: Node, forgets: bool) -> None:
+        call = bind(node)
+        alpha = 1 if forgets else call["alpha"]
+        sound.rewrite(node, lambda new: new(torch.add, call["input"], new(torch.mul, call["other"], alpha)))
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        for alpha in (2, 3, 4, 5):
+            x = torch.add(x, x.sin(), alpha=alpha)
+        return x
+
+    with ferrite.register_pass("pre_grad", spell_out):
+        verdict = ferrite.bisect(function, [torch.randn(5)])
+    assert verdict.culprit.name == "spell_out"
+    assert verdict.rewrite == 3
+    assert "rewrite 3 of 4" in str(verdict)

@@ -160,3 +160,18 @@ def test_decompositions_by_name() -> None:
         decomposition_table(("aten.nothing.default",))
     with pytest.raises(RuntimeError, match=r"no decomposition of aten\.mm\.default"):
         decomposition_table(("aten.mm.default",))
+
+
+def test_refresh_of_one_edit_in_a_long_chain_stops_where_nothing_changes() -> None:
+    """One op of a thousand is changed: its value is made again, and nobody else's unless the metadata changed."""
+    lines = ["n0 = aten.sin.default(x)", *(f"n{i} = aten.sin.default(n{i - 1})" for i in range(1, 1000))]
+    module = parse_graph("def graph(x: f32[4]):\n    " + "\n    ".join([*lines, "return (n999,)"]) + "\n")
+    snapshot = take(module.graph)
+    nodes = list(module.graph.nodes)
+    nodes[500].target = aten.cos.default
+    assert refresh(module, snapshot) == 1
+    snapshot = take(module.graph)
+    nodes[990].target, nodes[990].args = aten._to_copy.default, nodes[990].args
+    nodes[990].kwargs = {"dtype": torch.float64}
+    assert refresh(module, snapshot) == 11  # the edited one and all below it: dtypes are compared
+    assert nodes[-2].meta["val"].dtype == torch.float64

@@ -1,6 +1,8 @@
 """Dropout outside training, or of nothing, is nothing at all.
 
-    dropout(x, p, training=False)  ->  x        dropout(x, 0.0)  ->  x
+    x: f32[4]
+    F.dropout(x, 0.3, training=False) + 1  ->  x + 1
+    F.dropout(x, 0.0) + 1  ->  x + 1
 
 Eager gives x itself, the same tensor. Traced, the op becomes a copy: one pass over memory, and an output that no longer
 is the input.
@@ -9,29 +11,17 @@ is the input.
 from __future__ import annotations
 
 from torch.fx import Graph, Node
-from torch.nn import functional
 
-from ferrite.graph.query import calls
-
-_DROPOUTS = (functional.dropout, functional.alpha_dropout, functional.feature_alpha_dropout)
+from ferrite.graph.arguments import bind, find
+from ferrite.graph.soundness import Soundness
 
 
 def drop_idle_dropout(graph: Graph) -> int:
-    dropped = 0
-    for node in calls(graph, *_DROPOUTS):
-        source, training = _argument(node, 0, "input", None), _argument(node, 2, "training", _DEFAULTS[node.target])
-        idle = training is False or _argument(node, 1, "p", 0.5) == 0
-        if not idle or not isinstance(source, Node):
+    sound = Soundness(graph)
+    for node in find(graph, "dropout", "alpha_dropout", "feature_alpha_dropout"):
+        call = bind(node)
+        if call is None or not isinstance(call["input"], Node) or call.get("inplace", False) is not False:
             continue
-        node.replace_all_uses_with(source)
-        graph.erase_node(node)
-        dropped += 1
-    return dropped
-
-
-# What `training` is when it is not given: only plain dropout is on by default.
-_DEFAULTS = {functional.dropout: True, functional.alpha_dropout: False, functional.feature_alpha_dropout: False}
-
-
-def _argument(node: Node, position: int, name: str, default: object) -> object:
-    return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)
+        if call["training"] is False or call["p"] == 0:
+            sound.rewrite(node, call["input"], same_tensor=True)
+    return sound.rewrites

@@ -1,0 +1,189 @@
+"""Passes and patterns that users add to a stage.
+
+    ferrite.register_pass("post_grad", my_pass)                              # at the end of the stage
+    with ferrite.register_pass("pre_grad", mine, after="normalise_ops"):     # only in here
+        compiled(x)
+    ferrite.register_pattern(lambda a, b, c: a @ b + c, lambda a, b, c: torch.addmm(c, a, b), [a, b, c])
+
+A pass is a function of an FX graph that edits it and may say in how many places. After it ran, the graph is put in
+order, new nodes before autograd get fake values, and the result is checked; what is wrong is an error that names the
+pass, under `strict` or not: nobody else can repair it.
+
+State that lives here: the list of what is registered, from `register_pass` to the end of its scope or `remove`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from torch.fx import Graph
+
+from ferrite.errors import CompileFault, UserFault
+from ferrite.graph.build import fill_values
+from ferrite.graph.check import check_graph
+from ferrite.graph.ledger import ledger_of
+from ferrite.graph.order import sort_nodes
+from ferrite.graph.pattern.match import Match
+from ferrite.graph.pattern.traced import TracedPattern
+from ferrite.graph.snapshot import changed_nodes, take
+
+STAGES = ("pre_grad", "joint", "post_grad")
+
+_registered: list[UserPass] = []
+
+
+class UserPass:
+    """One registration; leaving it as a context, or `remove`, ends it."""
+
+    def __init__(
+        self, stage: str, function: Callable[[Graph], Any], before: str | None, after: str | None, key: str | None
+    ) -> None:
+        self.stage = stage
+        self.function = function
+        self.before = before
+        self.after = after
+        self.name = str(key or getattr(function, "__name__", type(function).__name__))
+
+    def remove(self) -> None:
+        if self in _registered:
+            _registered.remove(self)
+
+    def __enter__(self) -> UserPass:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
+    @property
+    def __name__(self) -> str:  # the runner calls a pass by this name
+        return self.name
+
+    def __call__(self, graph: Graph) -> int:
+        where = f"{self.stage}.{self.name}"
+        before = take(graph)
+        facts = ledger_of(graph).facts
+        try:
+            told = self.function(graph)
+            sort_nodes(graph)
+            changed = len(changed_nodes(graph, before)) + len(before.keys() - set(graph.nodes))
+            if changed:
+                facts.clear()
+            if changed and self.stage == "pre_grad":
+                fill_values(graph)
+            if changed and graph.owning_module is not None:
+                check_graph(graph.owning_module, where, after_autograd=self.stage != "pre_grad")
+        except Exception as error:
+            text = error.title if isinstance(error, CompileFault) else f"{type(error).__name__}: {error}"
+            raise UserFault(f"the pass {self.name} that you registered failed: {text}", at=where) from error
+        return told if isinstance(told, int) and told > 0 else int(changed > 0)
+
+    def digest(self) -> str:
+        """Of everything that the pass does, as far as it can be told: its `uuid()`, or its source and what it holds."""
+        return hashlib.sha256(
+            f"{self.stage} {self.before} {self.after} {_identity(self.function)}".encode()
+        ).hexdigest()
+
+
+def register_pass(
+    stage: str,
+    function: Callable[[Graph], Any],
+    *,
+    before: str | None = None,
+    after: str | None = None,
+    name: str | None = None,
+) -> UserPass:
+    """Run `function` in a stage, at its end or next to a pass that is named; also a context manager."""
+    if stage not in STAGES:
+        raise ValueError(f"Ferrite has no graph stage {stage!r}; there are {', '.join(STAGES)}")
+    if not callable(function):
+        raise TypeError(f"a pass is a function of an FX graph, given {type(function).__name__}")
+    if before is not None and after is not None:
+        raise ValueError("a pass stands before another one or after it; give one of the two")
+    entry = UserPass(stage, function, before, after, name)
+    if any(other.stage == stage and other.name == entry.name for other in _registered):
+        raise ValueError(f"a pass {entry.name!r} is registered for {stage} already")
+    _registered.append(entry)
+    return entry
+
+
+class _PatternPass:
+    """Two functions as a pass: wherever the first stands, the second is put."""
+
+    def __init__(self, pattern: TracedPattern) -> None:
+        self.pattern = pattern
+
+    def __call__(self, graph: Graph) -> int:
+        return self.pattern.apply(graph)
+
+    def uuid(self) -> str:
+        parts = (self.pattern.search, self.pattern.replacement, self.pattern.extra_check)
+        return f"{self.pattern.name} {[_identity(part) for part in parts]} {dict(self.pattern.scalars)}"
+
+
+def register_pattern(
+    search: Callable[..., Any],
+    replacement: Callable[..., Any],
+    example_inputs: Sequence[Any],
+    *,
+    extra_check: Callable[[Match], Any] | None = None,
+    scalars: Mapping[str, Any] | None = None,
+    stage: str = "post_grad",
+    name: str | None = None,
+    before: str | None = None,
+    after: str | None = None,
+) -> UserPass:
+    """Put `replacement` wherever `search` stands in a graph; also a context manager.
+
+    Both are functions of the same parameters, called with tensors like `example_inputs`; after autograd they are traced
+    to aten, before autograd they are taken as written. `scalars` gives the parameters that are numbers a value each
+    that stands nowhere else in `search`. `extra_check(match)` may say no; `match["x"]` is the node behind a parameter.
+    """
+    known = name or search.__name__
+    if known == "<lambda>":
+        known = f"pattern_{sum(isinstance(entry.function, _PatternPass) for entry in _registered)}"
+    pattern = TracedPattern(known, search, replacement, example_inputs, stage, extra_check, scalars or {})
+    return register_pass(stage, _PatternPass(pattern), before=before, after=after, name=known)
+
+
+def with_user_passes(stage: str, passes: Iterable[Any]) -> list[Any]:
+    """The passes of a stage and those that users added to it, in order of registration, each at its place."""
+    placed = list(passes)
+    for entry in _registered:
+        if entry.stage != stage:
+            continue
+        target = entry.before or entry.after
+        found = [index for index, run in enumerate(placed) if run.__name__ == target]
+        if target is not None and not found:
+            names = ", ".join(dict.fromkeys(run.__name__ for run in placed))
+            raise UserFault(
+                f"the pass {entry.name} that you registered stands next to {target!r}, which does not run in {stage}",
+                why=f"these do: {names}",
+            )
+        position = len(placed) if target is None else found[0] if entry.before else found[-1] + 1
+        placed.insert(position, entry)
+    return placed
+
+
+def digest() -> str:
+    """Of all that is registered: part of what a compiled result depends on."""
+    return hashlib.sha256("".join(entry.digest() for entry in _registered).encode()).hexdigest()
+
+
+def _identity(function: Any) -> str:
+    if function is None:
+        return ""
+    if callable(getattr(function, "uuid", None)):
+        return str(function.uuid())
+    code = getattr(function, "__code__", None)
+    # The source says more than the code, but two lambdas on one line have the same source.
+    compiled = f"{code.co_code!r} {code.co_consts!r} {code.co_names!r}" if code else repr(type(function))
+    try:
+        source = inspect.getsource(function)
+    except (OSError, TypeError):
+        source = ""
+    cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
+    held = f"{getattr(function, '__defaults__', None)!r} {cells!r}"
+    return f"{getattr(function, '__qualname__', '')} {source} {compiled} {held}"

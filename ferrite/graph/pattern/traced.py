@@ -1,0 +1,184 @@
+"""Patterns made of two functions: what to look for, and what to put there.
+
+    register(search=lambda a, b, c: torch.add(torch.mm(a, b), c), replacement=lambda a, b, c: torch.addmm(c, a, b), ...)
+
+Nothing is traced before a graph is searched. After autograd a candidate is held against the search function once more,
+traced on the very sizes, strides and dtypes that were found; then the user's check is asked; then the replacement is
+traced on the same values. What cannot be traced is no match.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
+
+from ferrite.graph.build import Builder, CannotBuild
+from ferrite.graph.pattern.match import Match, find_match
+from ferrite.graph.pattern.nodes import Op, Several, holes
+from ferrite.graph.pattern.splice import splice, varying_sizes
+from ferrite.graph.pattern.table import Explain, PatternTable, is_true
+from ferrite.graph.pattern.text import parse_pattern, show_pattern
+from ferrite.graph.pattern.trace import parameter_names, pattern_of, trace_after_autograd, trace_before_autograd
+from ferrite.graph.post_grad.view_to_reshape import view_to_reshape
+from ferrite.graph.soundness import Soundness
+from ferrite.graph.values import fake_mode_of, value_of
+
+
+@dataclass
+class TracedPattern:
+    """`inputs` are example tensors, one for each parameter of `search`; a parameter that is a number of the program has
+    an entry in `scalars` instead, with a value that stands nowhere else in the function. `text` is the pattern as a
+    test keeps it: with it nothing is traced to look for candidates."""
+
+    name: str
+    search: Callable[..., Any]
+    replacement: Callable[..., Any]
+    inputs: Sequence[Any]
+    stage: str = "post_grad"
+    extra_check: Callable[[Match], Any] | None = None
+    scalars: Mapping[str, Any] = field(default_factory=dict)
+    text: str | None = None
+    _traces: dict[Any, GraphModule | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        values = list(self.scalars.values())
+        if len(set(values)) != len(values):
+            raise ValueError(f"the scalars of {self.name} must differ from each other, given {dict(self.scalars)}")
+
+    @cached_property
+    def pattern(self) -> Op | Several:
+        """What is looked for; after autograd without constants."""
+        if self.text is not None:
+            return parse_pattern(self.text)
+        return self._pattern(self._example(), constants=self.stage == "pre_grad")
+
+    def serialised(self) -> str:
+        """The text to keep; a test compares it with what is kept."""
+        return show_pattern(self._pattern(self._example(), constants=self.stage == "pre_grad"))
+
+    def duplicates(self) -> str:
+        """What tells this pattern from another with the same filter: the constants of the example."""
+        return show_pattern(self._pattern(self._example(), constants=True))
+
+    def apply(self, graph: Graph, explain: Explain | None = None) -> int:
+        """Replace it everywhere in a graph; gives how often."""
+        self._traces.clear()  # their values belong to the mode of one graph
+        table = PatternTable()
+        if self.stage == "pre_grad":
+            sound = Soundness(graph)
+            table.add(self.name, self.pattern, lambda match: self._rewrite(match, sound))
+        else:
+            table.add(self.name, self.pattern, lambda match: self._splice(match))
+        return table.apply(graph, explain)
+
+    # Before autograd.
+
+    def _rewrite(self, match: Match, sound: Soundness) -> bool:
+        if self.extra_check is not None and not is_true(self.extra_check(match)):
+            return False
+        module = trace_before_autograd(self.replacement)
+        ends = [end for end in match.ends if end is not None]
+
+        def build(new: Builder) -> list[Node]:
+            made: dict[Node, Any] = {}
+            for node in module.graph.nodes:
+                args, kwargs = map_arg((node.args, node.kwargs), made.__getitem__)
+                match node.op:
+                    case "placeholder":
+                        made[node] = match_names[str(node.target)]
+                    case "call_function" | "call_method":
+                        made[node] = new(node.target, *args, **kwargs)
+                    case "output":
+                        results = args[0] if isinstance(args[0], (list, tuple)) else [args[0]]
+                        return [result for end, result in zip(match_ends, results, strict=True) if end is not None]
+                    case _:
+                        raise CannotBuild(f"a {node.op} of the replacement cannot be moved")
+            raise CannotBuild("the replacement gives nothing")
+
+        match_names, match_ends = match.names, match.ends
+        return sound.rewrite(ends, build)
+
+    # After autograd.
+
+    def _splice(self, match: Match) -> bool:
+        names = [name for name in parameter_names(self.search) if name not in self.scalars]
+        nodes = [match.names.get(name) for name in names]
+        if not all(isinstance(node, Node) and isinstance(value_of(node), torch.Tensor) for node in nodes):
+            return False
+        end = next(end for end in match.ends if end is not None)
+        numbers = {name: match.names[name] for name in self.scalars}
+        values = [value_of(node) for node in nodes]
+        mode = fake_mode_of(end.graph)
+        sizes = varying_sizes(values)
+        searched = self._trace(self.search, values, sizes, numbers, mode)
+        if searched is None:
+            return False
+        labels = [""] * len(sizes) + names
+        exact = find_match(pattern_of(searched, labels, constants=True), end)
+        if exact is None:
+            return False
+        exact = Match({**numbers, **exact.names}, exact.nodes, exact.ends)
+        if any(exact.names.get(name) is not match.names[name] for name in names):
+            return False
+        if self.extra_check is not None and not is_true(self.extra_check(exact)):
+            return False
+        replaced = self._trace(self.replacement, values, sizes, numbers, mode)
+        return replaced is not None and splice(exact, replaced, [*sizes, *nodes]) is None
+
+    def _trace(
+        self, function: Any, values: list[Any], sizes: dict[str, Any], numbers: dict[str, Any], mode: FakeTensorMode
+    ) -> GraphModule | None:
+        key = (function, tuple(map(_metadata, values)), tuple(numbers.items()), tuple(sizes))
+        if sizes or key not in self._traces:
+            given = iter(values)
+            arguments = [None if name in numbers else next(given) for name in parameter_names(function)]
+
+            def called(*tensors: Any) -> Any:
+                left = iter(tensors)
+                return function(*(numbers[n] if n in numbers else next(left) for n in parameter_names(function)))
+
+            try:
+                module = trace_after_autograd(
+                    called, [a for a in arguments if a is not None], list(sizes.values()), mode
+                )
+                if self.stage == "post_grad":
+                    view_to_reshape(module.graph)
+            except Exception:
+                module = None
+            self._traces[key] = module
+        return self._traces[key]
+
+    def _pattern(self, inputs: list[Any], *, constants: bool) -> Op | Several:
+        if self.stage == "pre_grad":
+            module = trace_before_autograd(self.search)
+            return pattern_of(module, parameter_names(self.search), constants=True)
+        mode = next((value.fake_mode for value in inputs if isinstance(value, FakeTensor)), None) or FakeTensorMode()
+        module = self._trace(self.search, inputs, {}, dict(self.scalars), mode)
+        if module is None:
+            raise ValueError(f"the pattern {self.name} cannot be traced on its example inputs")
+        names = [name for name in parameter_names(self.search) if name not in self.scalars]
+        found = pattern_of(module, names, constants=constants, scalars=self.scalars)
+        if unused := set(names) - set(holes(found)):
+            raise ValueError(f"the pattern {self.name} does not use {', '.join(sorted(unused))}")
+        return found
+
+    def _example(self) -> list[Any]:
+        """The example inputs as fake tensors: nothing real is kept or computed with."""
+        return _apart(self.inputs, FakeTensorMode())
+
+
+def _apart(values: Sequence[Any], mode: FakeTensorMode) -> list[Any]:
+    """Fake tensors like these, one for each: a trace takes the same tensor twice for one input."""
+    with mode:
+        return [torch.empty_strided(v.shape, v.stride(), dtype=v.dtype, device=v.device) for v in values]
+
+
+def _metadata(value: torch.Tensor) -> tuple[Any, ...]:
+    return tuple(map(str, value.shape)), tuple(map(str, value.stride())), value.dtype, value.device

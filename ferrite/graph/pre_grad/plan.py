@@ -1,0 +1,73 @@
+"""Which passes run before autograd, in which order: `PASSES` by default, and what the option `pre_grad` asks for.
+
+    {"normalise_ops": {}, "merge_splits": {"counter": 2}}
+
+A pass that is named runs even if it is off by default, with the settings given, `counter` times (once, if not given).
+It runs at the place of its group; within the group `patterns` named passes run in the order of the names, after those
+that run by default.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from torch.fx import Graph
+
+from ferrite.graph.pre_grad import GROUPS, IDLE, PASSES, PreGradPass
+
+Run = Callable[[Graph], int]
+Asked = tuple[tuple[str, tuple[tuple[str, Any], ...]], ...]
+
+
+def plan(asked: Asked, *, rewrites: bool = True) -> tuple[tuple[Run, ...], tuple[Run, ...]]:
+    """The passes before and after the user's own. Without `rewrites` only the latter are left.
+
+    Raises RuntimeError for a name or setting that does not exist, with those that do.
+    """
+    settings = {name: dict(values) for name, values in asked if name not in IDLE}
+    known = {entry.name: entry for entry in PASSES}
+    for name, values in settings.items():
+        if name not in known:
+            raise RuntimeError(_unknown("pre_grad pass", name, (*known, *IDLE)))
+        _check_settings(known[name], values)
+    chosen = [entry for entry in PASSES if entry.default and entry.name not in settings]
+    chosen += [known[name] for name in settings]
+    chosen = [entry for entry in chosen if rewrites or entry.group == "quantise"]
+    by_group = {group: [entry for entry in chosen if entry.group == group] for group in GROUPS}
+    for group, entries in by_group.items():
+        if group != "patterns":
+            entries.sort(key=PASSES.index)
+    runs = {group: [run for entry in entries for run in _runs(entry, settings)] for group, entries in by_group.items()}
+    last = runs.pop("quantise")
+    return tuple(run for group in runs.values() for run in group), tuple(last)
+
+
+def _runs(entry: PreGradPass, settings: Mapping[str, dict[str, Any]]) -> list[Run]:
+    values = dict(settings.get(entry.name, {}))
+    times = values.pop("counter", 1)
+
+    @functools.wraps(entry.run)
+    def run(graph: Graph) -> int:
+        return entry.run(graph, **values)
+
+    return [run if values else entry.run] * times
+
+
+def _check_settings(entry: PreGradPass, values: Mapping[str, Any]) -> None:
+    parameters = inspect.signature(entry.run).parameters.values()
+    names = ["counter", *(parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY)]
+    for name, value in values.items():
+        if name not in names:
+            raise RuntimeError(_unknown(f"setting of {entry.name}", name, names))
+        if name == "counter" and (type(value) is not int or value < 0):
+            raise RuntimeError(f"Ferrite runs {entry.name} a whole number of times, not {value!r}")
+
+
+def _unknown(what: str, name: str, valid: Any) -> str:
+    nearest = get_close_matches(name, list(valid), n=1, cutoff=0.5)
+    hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
+    return f"Unknown Ferrite {what} {name!r}.{hint} Valid ones: {', '.join(sorted(valid))}"

@@ -1,0 +1,174 @@
+"""What a replaced value changes further down: strides that differ, and views that now stand in other memory.
+
+Users of a replaced node are evaluated again, with the new value, as long as something about theirs changes or they
+share its memory. Strides may change on the way as long as they do not reach an output or an op that nobody knows.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.utils._pytree import tree_leaves
+
+from ferrite.graph.arguments import kind
+from ferrite.graph.build import value_key
+from ferrite.graph.text import show_type
+from ferrite.graph.values import same_metadata, value_of
+
+if TYPE_CHECKING:
+    from ferrite.graph.soundness import Soundness
+
+_FARTHEST = 200  # users that are evaluated again before a rewrite is given up
+_LAYOUT_MATTERS = frozenset({"as_strided", "stride", "is_contiguous", "storage_offset", "data_ptr", "set_", "resize_"})
+
+
+class Spread:
+    """One try: `try_values` looks ahead and gives a reason against, `commit` writes the new values down."""
+
+    def __init__(self, sound: Soundness, replaced: dict[Node, Node]) -> None:
+        self._sound = sound
+        self._replaced = replaced
+        self._overlay: dict[Node, Any] = {}
+
+    def try_values(self, same_tensor: bool) -> str | None:
+        """`same_tensor`: the new values are right whatever the old ones say, strides too."""
+        affected: set[Node] = set()
+        roots: set[Any] = set()
+        for old, result in self._replaced.items():
+            before, after = value_of(old), value_of(result)
+            if same_tensor and before is None:
+                continue  # nothing was known of it, so nothing that was known changes
+            if not same_tensor and (reason := differs(old.name, before, after)):
+                return reason
+            self._overlay[old] = after
+            roots |= self._sound.aliases.of(old)
+            if not same_metadata(before, after) or self._sound.aliases.of(old) != self._sound.aliases.of(result):
+                affected.add(old)
+        return self._walk(affected, roots, same_tensor)
+
+    def commit(self) -> None:
+        for node, value in self._overlay.items():
+            if node not in self._replaced:
+                before = self._sound.aliases.of(node)
+                node.meta[value_key(node)] = value
+                self._sound.join(before | self._sound.aliases.of(node))
+
+    def _walk(self, affected: set[Node], roots: set[Any], same_tensor: bool) -> str | None:
+        waiting = sorted({user for node in affected for user in node.users if user not in self._replaced})
+        seen = set(waiting)
+        evaluated = 0
+        while waiting:
+            node = heappop(waiting)
+            # Few values are new, and a node may read thousands.
+            changed = [source for source in self._overlay if node in source.users and self._is_changed(source)]
+            shares = not roots.isdisjoint(self._sound.aliases.of(node))
+            if changed and not same_tensor and (reason := self._minds(node, changed[0])):
+                return reason
+            if node.op == "output" or not (changed or shares) or _gives_nothing(node):
+                continue
+            evaluated += 1
+            if evaluated > _FARTHEST:
+                return f"other strides reach more than {_FARTHEST} nodes"
+            self._overlay[node] = self._sound.evaluator.value(node, self._overlay)
+            reason = differs(node.name, value_of(node), self._overlay[node]) or self._turns(node)
+            if not same_tensor and reason is not None:
+                return reason
+            if shares or self._is_changed(node):
+                for user in node.users.keys() - seen - self._replaced.keys():
+                    seen.add(user)
+                    heappush(waiting, user)
+        return None
+
+    def _minds(self, node: Node, source: Node) -> str | None:
+        """Why a reader of a value with other strides must not see them."""
+        if node.op == "output":
+            new, old = show_type(self._overlay[source]), show_type(value_of(source))
+            return f"{source.name} would be returned as {new}, not {old}"
+        name = kind(node)
+        if name is None or "::" in name or name in _LAYOUT_MATTERS:  # only aten's ops go without the name of a library
+            return f"{node.name} would see other strides"
+        return None
+
+    def _turns(self, node: Node) -> str | None:
+        """A reshape that copied and now gives a view, or the other way round, where somebody could see it."""
+        sound, inputs = self._sound, node.all_input_nodes
+        was_view = any(sound.aliases.shares(node, source) for source in inputs)
+        read = {storage for source in inputs for storage in _storages(self._overlay.get(source, value_of(source)))}
+        is_view = not read.isdisjoint(_storages(self._overlay[node]))
+        if was_view == is_view:
+            return None
+        memory = _storages(self._overlay[node] if is_view else value_of(node))
+        seen = sound.written_after(node) or self._also_seen(node, memory)
+        for source in (*inputs, *self._replaced.values()) if is_view else ():
+            seen = seen or sound.written_after(source, node)
+        what = "would be a view and was a copy" if is_view else "would be a copy and was a view"
+        return f"{node.name} {what}, and {seen}" if seen else None
+
+    def _also_seen(self, node: Node, memory: set[int]) -> str | None:
+        """A node is returned, and this memory is not its own: an input's, another result's, or only a part."""
+        aliases, graph = self._sound.aliases, self._sound.graph
+        views, waiting = {node}, [node]
+        while waiting:
+            found = {user for user in waiting.pop().users if aliases.shares(user, node)} - views
+            views |= found
+            waiting += found
+        returned = next(iter(reversed(graph.nodes))).all_input_nodes
+        if views.isdisjoint(returned):
+            return None
+        if not fill_alike(value_of(node), self._overlay[node]):
+            return f"{node.name} is returned"
+        roots = {aliases.root(("storage", one)) for one in memory}
+        for other in (*graph.find_nodes(op="placeholder"), *graph.find_nodes(op="get_attr"), *returned):
+            if other in views:
+                continue
+            stands_in = _storages(self._overlay.get(other, value_of(other)))
+            if not memory.isdisjoint(stands_in) or not roots.isdisjoint(aliases.of(other)):
+                return f"{node.name} is returned, and shares memory with {other.name}"
+        return None
+
+    def _is_changed(self, node: Node) -> bool:
+        return node in self._overlay and not same_metadata(value_of(node), self._overlay[node])
+
+
+def _gives_nothing(node: Node) -> bool:
+    """A write by index: no value, nobody reads it."""
+    return not node.users and value_of(node) is None
+
+
+def differs(name: str, before: Any, after: Any) -> str | None:
+    """Dtype, device or sizes that are not provably the same."""
+    if isinstance(before, torch.Tensor) and isinstance(after, torch.Tensor):
+        same = (
+            before.dtype == after.dtype
+            and before.device == after.device
+            and before.layout == after.layout
+            and before.dim() == after.dim()
+            and all(statically_known_true(a == b) for a, b in zip(before.shape, after.shape, strict=True))
+        )
+        return None if same else f"{name} is {show_type(before)} and would be {show_type(after)}"
+    if isinstance(before, (tuple, list)) and isinstance(after, (tuple, list)) and len(before) == len(after):
+        reasons = (differs(name, a, b) for a, b in zip(before, after, strict=True))
+        return next((reason for reason in reasons if reason is not None), None)
+    if before is None and after is not None:
+        return f"{name} has no fake value"
+    return None if type(before) is type(after) else f"{name} gives another kind of value"
+
+
+def fill_alike(one: Any, other: Any) -> bool:
+    """Whether two tensors stand at the same place of storages of one size."""
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return False
+    same_size = statically_known_true(one.untyped_storage().nbytes() == other.untyped_storage().nbytes())
+    return same_size and statically_known_true(one.storage_offset() == other.storage_offset())
+
+
+def _storages(value: Any) -> set[int]:
+    found = set()
+    for leaf in tree_leaves(value):
+        if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided:
+            found.add(leaf.untyped_storage()._cdata)
+    return found

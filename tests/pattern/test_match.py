@@ -1,0 +1,341 @@
+"""The matcher on graphs as text: every kind of expression, users, keywords, order, barriers, text."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import pytest
+import torch
+from torch.fx import GraphModule, Node
+
+from ferrite.errors import Malformed
+from ferrite.graph.ledger import keep_ledger
+from ferrite.graph.pattern.match import Match, find_match
+from ferrite.graph.pattern.nodes import AllUses, Anything, Each, Hole, Op, Several, any_call, holes, op
+from ferrite.graph.pattern.regions import Regions
+from ferrite.graph.pattern.table import PatternTable
+from ferrite.graph.pattern.text import parse_pattern, show_pattern
+from ferrite.graph.text import parse_graph, show_graph
+from tests.pre_grad.harness import capture
+
+aten = torch.ops.aten
+
+
+def graph(body: str, inputs: str = "x: f32[4, 4], y: f32[4, 4], b: f32[4]") -> GraphModule:
+    lines = "".join(f"    {line}\n" for line in body.strip().splitlines())
+    return parse_graph(f"def graph({inputs}):\n{lines}")
+
+
+def node(module: GraphModule, name: str) -> Node:
+    return next(entry for entry in module.graph.nodes if entry.name == name)
+
+
+def found(pattern: Any, module: GraphModule, name: str) -> Match | None:
+    return find_match(pattern, node(module, name))
+
+
+A, B, C = Hole("a"), Hole("b"), Hole("c")
+
+
+class TestExpressions:
+    def test_holes_hold_what_stands_there(self) -> None:
+        module = graph("mm = aten.mm.default(x, y)\nadd = aten.add.Tensor(mm, b)\nreturn (add,)")
+        match = found(op(aten.add.Tensor, op(aten.mm.default, A, B), C), module, "add")
+        assert match is not None
+        assert [match[name].name for name in "abc"] == ["x", "y", "b"]
+        assert [entry.name for entry in match.nodes] == ["mm", "add"]
+        assert [entry.name for entry in match.calls(aten.mm.default)] == ["mm"]
+        assert match.calls("add") == [match.ends[0]]
+
+    def test_the_same_name_is_the_same_value(self) -> None:
+        module = graph("one = aten.mul.Tensor(x, x)\ntwo = aten.mul.Tensor(x, y)\nreturn (one, two)")
+        assert found(op(aten.mul.Tensor, A, A), module, "one")
+        assert not found(op(aten.mul.Tensor, A, A), module, "two")
+
+    def test_alone_holds_no_node_twice(self) -> None:
+        module = graph("one = aten.mul.Tensor(x, x)\ntwo = aten.mul.Tensor(x, y)\nreturn (one, two)")
+        pattern = op(aten.mul.Tensor, Hole("a", alone=True), Hole("b", alone=True))
+        assert found(pattern, module, "two")
+        assert not found(pattern, module, "one")
+        assert found(op(aten.mul.Tensor, A, B), module, "one")
+
+    def test_alternatives_packets_and_any_arguments(self) -> None:
+        module = graph(
+            "one = aten.sum.dim_IntList(x, [1])\ntwo = aten.sum.default(x)\n"
+            "three = aten.sin.default(x)\nreturn (one, two, three)"
+        )
+        assert found(any_call(aten.sum), module, "one")
+        assert found(any_call(aten.sum), module, "two")
+        assert not found(any_call(aten.sum), module, "three")
+        assert found(op([aten.cos.default, aten.sin.default], A), module, "three")
+        assert found(op(aten.sum.dim_IntList, A, Anything()), module, "one")
+
+    def test_constants_and_lists(self) -> None:
+        module = graph("one = aten.sum.dim_IntList(x, [1])\nreturn (one,)")
+        assert found(op(aten.sum.dim_IntList, A, (1,)), module, "one")
+        assert not found(op(aten.sum.dim_IntList, A, [0]), module, "one")
+        assert not found(op(aten.sum.dim_IntList, A, [1, 0]), module, "one")
+
+    def test_an_expression_used_twice_is_one_node(self) -> None:
+        module = graph(
+            "one = aten.sin.default(x)\ntwo = aten.sin.default(x)\n"
+            "same = aten.mul.Tensor(one, one)\nother = aten.mul.Tensor(one, two)\nreturn (same, other)"
+        )
+        shared = op(aten.sin.default, A, users=None)
+        assert found(op(aten.mul.Tensor, shared, shared), module, "same")
+        assert not found(op(aten.mul.Tensor, shared, shared), module, "other")
+
+    def test_each_element_of_a_list(self) -> None:
+        module = graph(
+            "one = aten.sin.default(x)\ntwo = aten.sin.default(y)\n"
+            "whole = aten.cat.default([one, two])\nsome = aten.cat.default([one, x])\nreturn (whole, some)"
+        )
+        each = Each(op(aten.sin.default, A, users=None))
+        match = found(op(aten.cat.default, each), module, "whole")
+        assert match is not None
+        assert [entry.name for entry in match["a"]] == ["x", "y"]
+        assert not found(op(aten.cat.default, each), module, "some")
+        partly = found(op(aten.cat.default, Each(op(aten.sin.default, A, users=None), partial=True)), module, "some")
+        assert partly is not None
+        assert [entry.name for entry in partly["a"]] == ["x"]
+
+    def test_all_uses_of_a_producer(self) -> None:
+        body = "split = aten.split.Tensor(x, 2)\none = operator.getitem(split, 0)\ntwo = operator.getitem(split, 1)\n"
+        split = op(aten.split.Tensor, A, 2, users=None)
+        pattern = op(aten.sin.default, AllUses(op(operator.getitem, split, Hole("index"), users=None)))
+        module = graph(body + "sin = aten.sin.default(one)\nreturn (sin, two)")
+        match = found(pattern, module, "sin")
+        assert match is not None
+        assert match["index"] == (0, 1)
+
+    def test_several_ends(self) -> None:
+        body = "exp = aten.exp.default(x)\ntotal = aten.sum.default(exp)\nratio = aten.div.Tensor(exp, total)\n"
+        module = graph(body + "return (total, ratio)")
+        exp = op(aten.exp.default, A, users=2)
+        total = op(aten.sum.default, exp, users=None)
+        pattern = Several((total, op(aten.div.Tensor, exp, total)))
+        match = found(pattern, module, "total")
+        assert match is not None
+        assert [entry.name for entry in match.ends if entry] == ["total", "ratio"]
+        assert not found(pattern, graph(body.replace("(exp, total)", "(x, total)") + "return (total, ratio)"), "total")
+
+    def test_an_end_that_nobody_needs(self) -> None:
+        module = graph("exp = aten.exp.default(x)\nreturn (exp,)")
+        match = found(Several((None, op(aten.exp.default, A))), module, "exp")
+        assert match is not None
+        assert match.ends[0] is None
+
+
+class TestUsers:
+    BODY = "one = aten.view.default(x, [16])\ntwo = aten.view.default(one, [4, 4])\n"
+    PATTERN = op(aten.view.default, op(aten.view.default, A, Anything()), Hole("size"))
+
+    def test_one_user(self) -> None:
+        assert found(self.PATTERN, graph(self.BODY + "return (two,)"), "two")
+
+    def test_returned_as_well(self) -> None:
+        assert not found(self.PATTERN, graph(self.BODY + "return (two, one)"), "two")
+
+    def test_any_number(self) -> None:
+        many = op(aten.view.default, op(aten.view.default, A, Anything(), users=None), Hole("size"))
+        assert found(many, graph(self.BODY + "return (two, one)"), "two")
+
+
+class TestKeywords:
+    @pytest.mark.parametrize(
+        ("call", "fits"),
+        [
+            ("aten.addmm.default(b, x, y)", True),
+            ("aten.addmm.default(b, x, y, beta=1.0)", True),
+            ("aten.addmm.default(b, x, y, beta=1, alpha=1)", True),
+            ("aten.addmm.default(b, x, y, beta=0.5)", False),
+            ("aten.addmm.default(b, x, y, alpha=2)", False),
+        ],
+    )
+    def test_what_is_not_mentioned_has_its_default(self, call: str, fits: bool) -> None:
+        assert bool(found(op(aten.addmm.default, C, A, B), graph(f"out = {call}\nreturn (out,)"), "out")) is fits
+
+    def test_what_is_mentioned_may_be_left_out(self) -> None:
+        pattern = op(aten.addmm.default, C, A, B, beta=1, alpha=Hole("alpha"))
+        match = found(pattern, graph("out = aten.addmm.default(b, x, y)\nreturn (out,)"), "out")
+        assert match is not None
+        assert match["alpha"] == 1
+
+    @pytest.mark.parametrize("call", ["torch.sum(x, 1)", "torch.sum(x, dim=1)", "x.sum(1)", "x.sum(axis=1)"])
+    def test_kinds_stand_for_all_spellings(self, call: str) -> None:
+        module = graph(f"out = {call}\nreturn (out,)")
+        assert found(op("sum", A, 1), module, "out")
+        assert found(op("sum", A, dim=1), module, "out")
+        assert not found(op("sum", A, 0), module, "out")
+        assert not found(op("sum", A), module, "out")
+
+
+class TestCommutative:
+    def test_both_orders(self) -> None:
+        pattern = op(aten.add.Tensor, op(aten.mm.default, A, B), C)
+        for operands in ("mm, b", "b, mm"):
+            module = graph(f"mm = aten.mm.default(x, y)\nadd = aten.add.Tensor({operands})\nreturn (add,)")
+            match = found(pattern, module, "add")
+            assert match is not None
+            assert match["c"].name == "b"
+
+    def test_not_with_alpha(self) -> None:
+        module = graph("mm = aten.mm.default(x, y)\nadd = aten.add.Tensor(b, mm, alpha=2)\nreturn (add,)")
+        assert not found(op(aten.add.Tensor, op(aten.mm.default, A, B), C, alpha=2), module, "add")
+
+    def test_not_for_others(self) -> None:
+        module = graph("mm = aten.mm.default(x, y)\nsub = aten.sub.Tensor(b, mm)\nreturn (sub,)")
+        assert not found(op(aten.sub.Tensor, op(aten.mm.default, A, B), C), module, "sub")
+
+    def test_a_failed_order_leaves_nothing_behind(self) -> None:
+        """In the first order a is bound to y before the rest fails; in the second it must be free."""
+        module = graph(
+            "one = aten.sin.default(y)\ntwo = aten.sin.default(x)\ncos = aten.cos.default(x)\n"
+            "add = aten.add.Tensor(one, two)\nmul = aten.mul.Tensor(add, cos)\nreturn (mul,)"
+        )
+        pattern = op(aten.mul.Tensor, op(aten.add.Tensor, op(aten.sin.default, A), B), op(aten.cos.default, A))
+        match = found(pattern, module, "mul")
+        assert match is not None
+        assert (match["a"].name, match["b"].name) == ("x", "one")
+
+
+class TestTable:
+    BODY = "one = aten.sin.default(x)\ntwo = aten.sin.default(one)\nreturn (two,)"
+
+    def test_from_last_to_first_and_in_order(self) -> None:
+        seen: list[str] = []
+        table = PatternTable()
+        for name, first in (("late", False), ("later", False), ("early", True)):
+            table.add(
+                name,
+                op(aten.sin.default, Hole(name)),
+                lambda match, name=name: bool(seen.append(f"{name} {match.ends[0].name}")),
+                first=first,
+            )
+        module = graph(self.BODY)
+        assert table.apply(module.graph) == 0
+        assert seen == [f"{name} {where}" for where in ("two", "one") for name in ("early", "late", "later")]
+
+    def test_stops_when_the_node_is_gone(self) -> None:
+        table, seen = PatternTable(), []
+
+        def remove(match: Match) -> None:
+            end = match.ends[0]
+            end.replace_all_uses_with(match["a"])
+            end.graph.erase_node(end)
+
+        table.add("remove", op(aten.sin.default, A), remove)
+        table.add("never", op(aten.sin.default, B), lambda match: bool(seen.append(match)))
+        module = graph(self.BODY)
+        with keep_ledger(module.graph, "table") as ledger:
+            assert table.apply(module.graph) == 2
+        assert (seen, table.counts["remove"], ledger.taken) == ([], 2, 2)
+        assert show_graph(module.graph).count("sin") == 0
+
+    def test_the_limit_of_the_ledger(self) -> None:
+        table = PatternTable()
+        table.add("count", op(aten.sin.default, A), lambda match: None)
+        module = graph(self.BODY)
+        with keep_ledger(module.graph, "table", 1):
+            assert table.apply(module.graph) == 1
+
+    def test_duplicates(self) -> None:
+        table = PatternTable()
+        table.add("one", op(aten.sin.default, A), lambda match: None)
+        with pytest.raises(ValueError, match="the pattern two is registered already, as one"):
+            table.add("two", op(aten.sin.default, A), lambda match: None)
+        table.add("two", op(aten.sin.default, A), lambda match: None, skip_duplicates=True)
+        table.add("three", op(aten.sin.default, A), lambda match: None, also="another constant")
+        assert [entry.name for entry in table.entries] == ["one", "three"]
+
+    def test_a_check_says_no(self) -> None:
+        table = PatternTable()
+        table.add("never", op(aten.sin.default, A), lambda match: None, check=lambda match: False)
+        assert table.apply(graph(self.BODY).graph) == 0
+
+    def test_says_why_not(self) -> None:
+        table, said = PatternTable(), []
+        table.add("pair", op(aten.sin.default, op(aten.cos.default, A)), lambda match: None)
+        table.apply(graph(self.BODY).graph, lambda *words: said.append(words))
+        assert said[0] == ("pair", "two", "aten.cos.default: one is aten.sin.default")
+
+    def test_says_why_not_in_the_log(self, caplog: pytest.LogCaptureFixture) -> None:
+        table = PatternTable()
+        table.add("pair", op(aten.sin.default, op(aten.cos.default, A)), lambda match: None)
+        module = graph(self.BODY)
+        with keep_ledger(module.graph, "table", None, ("one",)):
+            table.apply(module.graph)
+        assert [record.message for record in caplog.records] == [
+            "Ferrite's pattern pair does not fit at one: aten.cos.default: x is x"
+        ]
+
+    def test_other_nodes_are_not_looked_at(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        table = PatternTable()
+        table.add("cos", op(aten.cos.default, A), lambda match: None)
+        module = graph(self.BODY)
+        assert [table.candidates(entry) for entry in module.graph.nodes] == [[]] * len(module.graph.nodes)
+
+
+class TestBarriers:
+    @pytest.mark.parametrize("kind", ["plain", "copy_", "no_grad", "autocast", "seed", "out"])
+    def test_a_pattern_does_not_reach_across(self, kind: str) -> None:
+        def function(x: Any, y: Any) -> Any:
+            one = x.sin()
+            if kind == "copy_":
+                y.copy_(x)
+            elif kind == "no_grad":
+                with torch.no_grad():
+                    return one + y
+            elif kind == "autocast":
+                with torch.autocast("cpu"):
+                    return one + y
+            elif kind == "out":
+                torch.cos(x, out=y)
+            return one + y
+
+        captured = capture(function, [torch.randn(4), torch.randn(4)])
+        if kind == "seed":  # Dynamo breaks the graph here, others may not
+            with captured.module.graph.inserting_before(node(captured.module, "add")):
+                captured.module.graph.call_function(torch.manual_seed, (3,))
+        table = PatternTable()
+        table.add("pair", op("add", op("sin", A), B), lambda match: None)
+        assert table.apply(captured.module.graph) == (1 if kind == "plain" else 0)
+
+    def test_shifts_are_no_writes(self) -> None:
+        captured = capture(lambda x: (x >> 1) + 1, [torch.arange(4)])
+        regions = Regions(captured.module.graph)
+        assert not regions.reach_across(captured.module.graph.nodes)
+
+
+class TestText:
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "return aten.add.Tensor(aten.mm.default(a, b), c)\n",
+            "t0 = users(2, aten.sin.default(a))\nreturn aten.mul.Tensor(t0, t0)\n",
+            "return aten.sum.dim_IntList(a, [1, -1], True, dtype=torch.float32)\n",
+            "return either(aten.add.Tensor, aten.sub.Tensor)(a, _)\n",
+            "return users(None, aten.sum(...))\n",
+            "return kind.cat(tensors=each(kind.tanh(input=a)), dim=1)\n",
+            "return kind.cat(tensors=some(kind.tanh(input=a)), dim=1)\n",
+            "return aten.sin.default(all_uses(operator.getitem(users(None, aten.split.Tensor(x, 2)), index)))\n",
+            "return aten.mul.Tensor(alone('a'), alone('b'))\n",
+            "return aten.view.default(a, [size('s0'), 4])\n",
+            "t0 = users(2, aten.exp.default(a))\nt1 = users(None, aten.sum.default(t0))\n"
+            "return several(t1, aten.div.Tensor(t0, t1), None)\n",
+            "return aten.add.Tensor(a, inf, alpha=-1.5)\n",
+            "return aten.full.default([2], 1, device=torch.device('cpu'))\n",
+        ],
+    )
+    def test_reads_back(self, text: str) -> None:
+        assert show_pattern(parse_pattern(text)) == text
+
+    def test_what_is_no_pattern(self) -> None:
+        for text in ("return a\n", "t0 = aten.sin.default(a)\n"):
+            with pytest.raises(Malformed, match="not a pattern"):
+                parse_pattern(text)
+
+    def test_holes(self) -> None:
+        assert holes(parse_pattern("return aten.add.Tensor(aten.mm.default(a, b), a)\n")) == ["a", "b"]
+        assert isinstance(parse_pattern("return aten.sin.default(a)\n"), Op)

@@ -1,0 +1,282 @@
+"""Patterns made of functions: found by a filter, held against the real thing, and replaced."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import GraphModule, Interpreter, Node
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
+import ferrite
+from ferrite.extension import register_pattern
+from ferrite.graph.pattern import trace as tracing
+from ferrite.graph.pattern.match import find_match
+from ferrite.graph.pattern.nodes import Hole, op
+from ferrite.graph.pattern.splice import replace_by_example
+from ferrite.graph.pattern.table import PatternTable
+from ferrite.graph.pattern.traced import TracedPattern
+from ferrite.graph.text import parse_graph, show_graph
+from tests.pre_grad.harness import keeps, rewrites
+
+aten = torch.ops.aten
+
+
+def graph(body: str, inputs: str = "x: f32[4, 5], y: f32[5, 6], b: f32[6]") -> GraphModule:
+    lines = "".join(f"    {line}\n" for line in body.strip().splitlines())
+    return parse_graph(f"def graph({inputs}):\n{lines}")
+
+
+def calls(module: GraphModule) -> list[Node]:
+    return [node for node in module.graph.nodes if node.op == "call_function"]
+
+
+def add_of_product(**settings: Any) -> TracedPattern:
+    inputs = [torch.randn(2, 3), torch.randn(3, 4), torch.randn(4)]
+    return TracedPattern(
+        "addmm", lambda a, b, c: torch.mm(a, b) + c, lambda a, b, c: torch.addmm(c, a, b), inputs, **settings
+    )
+
+
+PRODUCT = "mm = aten.mm.default(x, y)\nadd = aten.add.Tensor({})\nreturn (add,)"
+
+
+def applied(pattern: TracedPattern, module: GraphModule) -> int:
+    """Apply it, and hold the results of both graphs against each other."""
+    inputs = [torch.randn(node.meta["val"].shape) for node in module.graph.find_nodes(op="placeholder")]
+    expected = Interpreter(module).run(*inputs)
+    count = pattern.apply(module.graph)
+    module.graph.lint()
+    assert all("val" in node.meta for node in module.graph.nodes if node.op == "call_function")
+    torch.testing.assert_close(Interpreter(module).run(*inputs), expected)
+    return count
+
+
+class TestAfterAutograd:
+    @pytest.mark.parametrize("operands", ["mm, b", "b, mm"])
+    def test_replaced(self, operands: str) -> None:
+        module = graph(PRODUCT.format(operands))
+        assert applied(add_of_product(), module) == 1
+        assert "aten.addmm.default(b, x, y)" in show_graph(module.graph)
+        assert "aten.mm" not in show_graph(module.graph)
+
+    @pytest.mark.parametrize("operands", ["mm, b, alpha=3", "mm, 4", "mm, mm"])
+    def test_what_only_looks_like_it_stays(self, operands: str) -> None:
+        assert applied(add_of_product(), graph(PRODUCT.format(operands))) == 0
+
+    def test_a_middle_value_that_is_returned_stays(self) -> None:
+        assert applied(add_of_product(), graph(PRODUCT.format("mm, b").replace("(add,)", "(add, mm)"))) == 0
+
+    def test_the_check_decides(self) -> None:
+        seen = []
+        pattern = add_of_product(extra_check=lambda match: seen.append(match["c"].name) or False)
+        assert applied(pattern, graph(PRODUCT.format("mm, b"))) == 0
+        assert seen == ["b"]
+
+    def test_constants_are_held_against_the_real_thing(self) -> None:
+        """The filter takes any dimension; the trace on the real value knows that it must be the last."""
+        pattern = TracedPattern(
+            "shift",
+            lambda x: torch.exp(x - x.amax(1, keepdim=True)),
+            lambda x: torch.exp(x) / x.amax(1, keepdim=True).exp(),
+            [torch.randn(2, 3)],
+        )
+        body = "amax = aten.amax.default(x, [{}], True)\nsub = aten.sub.Tensor(x, amax)\n"
+        body += "exp = aten.exp.default(sub)\nreturn (exp,)"
+        assert applied(pattern, graph(body.format(1), "x: f32[4, 4]")) == 1
+        assert applied(pattern, graph(body.format(0), "x: f32[4, 4]")) == 0
+
+    def test_a_replacement_of_another_kind_is_refused(self) -> None:
+        pattern = TracedPattern("half", lambda x: x.sin(), lambda x: x.sin().half(), [torch.randn(2)])
+        assert applied(pattern, graph("sin = aten.sin.default(x)\nreturn (sin,)", "x: f32[4]")) == 0
+
+    def test_what_cannot_be_traced_is_no_match(self) -> None:
+        pattern = TracedPattern(
+            "wide", lambda x: x.sin(), lambda x: x.reshape(7, 7).sin().reshape(x.shape), [torch.randn(49)]
+        )
+        assert applied(pattern, graph("sin = aten.sin.default(x)\nreturn (sin,)", "x: f32[4]")) == 0
+
+    def test_numbers_that_are_parameters(self) -> None:
+        pattern = TracedPattern(
+            "scale",
+            lambda x, s: torch.relu(x * s),
+            lambda x, s: torch.clamp(x, min=0) * s,
+            [torch.randn(2)],
+            scalars={"s": 0.113377},
+        )
+        module = graph("mul = aten.mul.Tensor(x, 3.0)\nrelu = aten.relu.default(mul)\nreturn (relu,)", "x: f32[4]")
+        assert applied(pattern, module) == 1
+        assert "3.0" in show_graph(module.graph)
+        with pytest.raises(ValueError, match="must differ from each other"):
+            TracedPattern("bad", lambda x, s, t: x * s * t, lambda x, s, t: x, [], scalars={"s": 1.5, "t": 1.5})
+
+    def test_several_results(self) -> None:
+        pattern = TracedPattern(
+            "both", lambda x: (x.sin(), x.cos()), lambda x: (torch.sin(x + 0), torch.cos(x + 0)), [torch.randn(2)]
+        )
+        module = graph("sin = aten.sin.default(x)\ncos = aten.cos.default(x)\nreturn (sin, cos)", "x: f32[4]")
+        assert applied(pattern, module) == 1
+        assert show_graph(module.graph).count("aten.add") == 2
+
+    def test_an_input_that_stands_too_late(self) -> None:
+        pattern = TracedPattern(
+            "two", lambda x, y: (x.sin(), y.cos()), lambda x, y: (y.sin() * 0 + x.sin(), y.cos()), [torch.randn(2)] * 2
+        )
+        body = "sin = aten.sin.default(x)\nexp = aten.exp.default(sin)\ncos = aten.cos.default(exp)\nreturn (sin, cos)"
+        assert applied(pattern, graph(body, "x: f32[4]")) == 0
+
+    def test_results_by_index(self) -> None:
+        module = graph(
+            "both = aten.aminmax.default(x)\nleast = operator.getitem(both, 0)\n"
+            "most = operator.getitem(both, 1)\nreturn (least, most)",
+            "x: f32[4]",
+        )
+        match = find_match(op(aten.aminmax.default, Hole("x")), calls(module)[0])
+        assert match is not None
+        assert replace_by_example(match, lambda x: (x.amin(), x.amax()), [match["x"]]) is None
+        text = show_graph(module.graph)
+        assert "aminmax" not in text
+        assert "getitem" not in text
+
+    def test_nested_arguments_of_a_replacement(self) -> None:
+        module = graph("cat = aten.cat.default([x, x])\nreturn (cat,)", "x: f32[4]")
+        match = find_match(op(aten.cat.default, Hole("parts")), calls(module)[0])
+        assert match is not None
+        assert replace_by_example(match, lambda parts, k: parts[0].repeat(k), [match["parts"], 2]) is None
+        assert "aten.repeat.default(x, [2])" in show_graph(module.graph)
+
+    def test_provenance_moves(self) -> None:
+        module = graph(PRODUCT.format("mm, b"))
+        for node in calls(module):
+            node.meta |= {"stack_trace": 'File "model.py", line 3\n  y = a @ b + c', "recompute": 2}
+        assert applied(add_of_product(), module) == 1
+        (node,) = calls(module)
+        assert "model.py" in node.meta["stack_trace"]
+        assert node.meta["recompute"] == 2
+
+    def test_sizes_that_vary(self) -> None:
+        """Registered on fixed sizes, found where they vary; reading the size is one node that both calls share."""
+        mode = FakeTensorMode(shape_env=ShapeEnv())
+        varies = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC, DimDynamic.STATIC])
+        x = mode.from_tensor(torch.randn(8, 10), symbolic_context=varies)
+
+        def program(x: torch.Tensor) -> torch.Tensor:
+            return (x.sin() + torch.ones(x.shape[0], 1)).cos()
+
+        with mode:
+            module = make_fx(program)(x)
+        pattern = TracedPattern(
+            "ones",
+            lambda x: x.sin() + torch.ones(x.shape[0], 1),
+            lambda x: torch.ones(x.shape[0], 1) + x.sin() * torch.ones(x.shape[0], 1),
+            [torch.randn(8, 10)],
+        )
+        guards = len(mode.shape_env.guards)
+        assert pattern.apply(module.graph) == 1
+        module.graph.lint()
+        sizes = module.graph.find_nodes(op="call_function", target=aten.sym_size.int)
+        assert [len(node.users) for node in sizes] == [2]
+        assert len(mode.shape_env.guards) == guards
+        real = torch.randn(6, 10)
+        torch.testing.assert_close(module(real), program(real))
+
+
+class TestLazy:
+    def test_the_kept_text_is_what_a_trace_gives(self) -> None:
+        text = "return users(None, aten.add.Tensor(aten.mm.default(a, b), c))\n"
+        assert add_of_product().serialised() == text
+
+    def test_with_text_only_candidates_are_traced(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        pattern = add_of_product(text=add_of_product().serialised())
+        calls = []
+        real = tracing.make_fx
+        monkeypatch.setattr(tracing, "make_fx", lambda *a, **k: calls.append(1) or real(*a, **k))
+        assert pattern.apply(graph("sin = aten.sin.default(x)\nreturn (sin,)").graph) == 0
+        assert calls == []
+        assert pattern.apply(graph(PRODUCT.format("mm, b")).graph) == 1
+        assert len(calls) == 2  # the search and the replacement, on the real sizes
+
+    def test_registration_traces_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(tracing, "make_fx", lambda *a, **k: pytest.fail("traced"))
+        with register_pattern(lambda x: x.sin(), lambda x: x.cos(), [torch.randn(2)]):
+            pass
+
+    def test_traces_are_kept_for_equal_values(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        calls = []
+        real = tracing.make_fx
+        monkeypatch.setattr(tracing, "make_fx", lambda *a, **k: calls.append(1) or real(*a, **k))
+        pattern = TracedPattern(
+            "s", lambda x: x.sin(), lambda x: x + 0, [torch.randn(2)], text="return users(None, aten.sin.default(x))\n"
+        )
+        assert (
+            pattern.apply(
+                graph("one = aten.sin.default(x)\ntwo = aten.sin.default(one)\nreturn (two,)", "x: f32[4]").graph
+            )
+            == 2
+        )
+        assert len(calls) == 2
+
+    def test_equal_filters_with_other_constants_are_two_patterns(self) -> None:
+        table = PatternTable()
+        for dim in (0, 1):
+            pattern = TracedPattern(
+                f"d{dim}", lambda x, dim=dim: x.sum(dim), lambda x: x, [torch.randn(2, 2)], scalars={"dim": dim}
+            )
+            table.add(pattern.name, pattern.pattern, lambda match: None, also=pattern.duplicates() + pattern.name)
+        assert len(table.entries) == 2
+
+    def test_a_parameter_that_is_not_used(self) -> None:
+        with pytest.raises(ValueError, match="does not use y"):
+            TracedPattern("bad", lambda x, y: x.sin(), lambda x, y: x, [torch.randn(2)] * 2).serialised()
+
+
+class TestBeforeAutograd:
+    PATTERN = TracedPattern(
+        "unit", lambda x: torch.tanh(x) * 1.0 + x, lambda x: torch.add(x, torch.tanh(x)), [], stage="pre_grad"
+    )
+
+    def test_any_spelling(self) -> None:
+        run = lambda graph: self.PATTERN.apply(graph)
+        run.__name__ = "unit"
+        for function in (lambda x: torch.tanh(x) * 1.0 + x, lambda x: x + x.tanh().mul(1.0)):
+            rewrites(run, function, [torch.randn(3)], times=1, left={"mul": 0})
+
+    def test_the_judge_is_asked(self) -> None:
+        def function(x: Any) -> Any:
+            y = torch.tanh(x) * 1.0
+            x.add_(1)
+            return y + x
+
+        run = lambda graph: self.PATTERN.apply(graph)
+        run.__name__ = "unit"
+        keeps(run, function, [torch.randn(3)])
+
+
+class TestRegister:
+    @pytest.mark.parametrize("stage", ["pre_grad", "joint", "post_grad"])
+    def test_through_torch_compile(self, stage: str) -> None:
+        def search(a: Any, b: Any) -> Any:
+            return torch.sin(a) * b
+
+        def replacement(a: Any, b: Any) -> Any:
+            return torch.cos(a) * b  # wrong on purpose: so that it is seen
+
+        x, y = torch.randn(4), torch.randn(4)
+        torch._dynamo.reset()
+        with ferrite.register_pattern(search, replacement, [x, y], stage=stage):
+            found = torch.compile(lambda x, y: x.sin() * y, backend="ferrite", options={"strict": True})(x, y)
+            record = ferrite.last_record()
+        torch.testing.assert_close(found, x.cos() * y)
+        assert sum(run.changed or 0 for run in record.passes if run.name == "search") == 1
+
+    def test_the_digest_follows_both_functions(self) -> None:
+        from ferrite.extension import digest
+
+        seen = []
+        for replacement in (lambda x: x.cos(), lambda x: x.tan()):
+            with register_pattern(lambda x: x.sin(), replacement, [torch.randn(2)]):
+                seen.append(digest())
+        assert len(set(seen)) == 2

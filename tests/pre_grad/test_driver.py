@@ -1,0 +1,371 @@
+"""PRE-01: which passes run, in which order, how often, on which graphs, and what users may add."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from typing import Any
+
+import pytest
+import torch
+from torch.fx import Graph, Node
+
+import ferrite
+from ferrite import pipeline
+from ferrite.errors import UserFault
+from ferrite.extension import digest, register_pass, with_user_passes
+from ferrite.graph import pre_grad
+from ferrite.graph.arguments import find
+from ferrite.graph.order import sort_nodes
+from ferrite.graph.pre_grad import GROUPS, PASSES, PreGradPass
+from ferrite.graph.pre_grad import plan as planning
+from ferrite.graph.pre_grad.plan import plan
+from ferrite.graph.text import show_graph
+from ferrite.options import Options, resolve
+from ferrite.report.record import GraphRecord
+from tests.pre_grad.harness import Captured, assert_same, capture
+
+X = torch.randn(2, 8)
+
+
+def edited(captured: Captured, **given: Any) -> GraphRecord:
+    record = GraphRecord("test", "pre_grad")
+    pipeline.edit_pre_grad(captured.module, resolve(Options(strict=True), None, given), record)
+    return record
+
+
+def names(runs: Any) -> list[str]:
+    return [run.__name__ for run in runs]
+
+
+@pytest.fixture
+def with_passes(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Put other passes in the place of the real ones."""
+
+    def put(*passes: PreGradPass) -> None:
+        monkeypatch.setattr(planning, "PASSES", passes)
+
+    return put
+
+
+def make(name: str, log: list[str]) -> Any:
+    def run(graph: Graph, *, least: int = 2) -> int:
+        log.append(f"{name} {least}")
+        return 0
+
+    run.__name__ = name
+    return run
+
+
+class TestPlan:
+    def test_names_are_unique_and_groups_exist(self) -> None:
+        assert len({entry.name for entry in PASSES}) == len(PASSES)
+        assert {entry.group for entry in PASSES} <= set(GROUPS)
+        order = [GROUPS.index(entry.group) for entry in PASSES]
+        assert order == sorted(order), "PASSES is written in the order in which it runs"
+
+    def test_keywords_come_first(self) -> None:
+        assert names(plan(())[0])[0] == "normalise_keywords"
+
+    def test_groups_and_the_order_of_the_user(self, with_passes: Any) -> None:
+        log: list[str] = []
+        with_passes(
+            PreGradPass(make("words", log), "keywords", default=True),
+            PreGradPass(make("batch", log), "batch", default=False),
+            PreGradPass(make("one", log), "patterns", default=True),
+            PreGradPass(make("two", log), "patterns", default=False),
+            PreGradPass(make("three", log), "patterns", default=False),
+            PreGradPass(make("lift", log), "quantise", default=True),
+        )
+        assert tuple(map(names, plan(()))) == (["words", "one"], ["lift"])
+        asked = resolve(
+            Options(), None, {"pre_grad": {"three": {"counter": 2}, "batch": {}, "two": {"least": 5}}}
+        ).pre_grad
+        first, last = plan(asked)
+        assert (names(first), names(last)) == (["words", "batch", "one", "three", "three", "two"], ["lift"])
+        for run in (*first, *last):
+            run(Graph())
+        assert log == ["words 2", "batch 2", "one 2", "three 2", "three 2", "two 5", "lift 2"]
+
+    def test_a_default_pass_that_is_named_runs_where_it_is_named(self, with_passes: Any) -> None:
+        log: list[str] = []
+        with_passes(*(PreGradPass(make(name, log), "patterns", default=True) for name in ("one", "two", "three")))
+        asked = resolve(Options(), None, {"pre_grad": "two, one"}).pre_grad
+        assert names(plan(asked)[0]) == ["three", "two", "one"]
+
+    def test_the_master_switch_leaves_quantisation(self, with_passes: Any) -> None:
+        log: list[str] = []
+        with_passes(
+            PreGradPass(make("one", log), "patterns", default=True),
+            PreGradPass(make("lift", log), "quantise", default=True),
+        )
+        assert tuple(map(names, plan((), rewrites=False))) == ([], ["lift"])
+
+    def test_unknown_names_list_the_valid_ones(self) -> None:
+        with pytest.raises(
+            RuntimeError, match=r"Unknown Ferrite pre_grad pass 'normalize_ops'. Did you mean 'normalise_ops'"
+        ) as caught:
+            plan((("normalize_ops", ()),))
+        for entry in PASSES:
+            assert entry.name in str(caught.value)
+
+    def test_unknown_settings_list_the_valid_ones(self) -> None:
+        with pytest.raises(RuntimeError, match=r"Unknown Ferrite setting of normalise_ops 'count'.*counter"):
+            plan((("normalise_ops", (("count", 2),)),))
+        with pytest.raises(RuntimeError, match="a whole number of times"):
+            plan((("normalise_ops", (("counter", -1),)),))
+
+    def test_unknown_names_raise_out_of_torch_compile(self) -> None:
+        torch._dynamo.reset()
+        compiled = torch.compile(lambda x: x + 1, backend="ferrite", options={"pre_grad": {"bananas": {}}})
+        with pytest.raises(Exception, match="Unknown Ferrite pre_grad pass 'bananas'"):
+            compiled(X)
+
+    def test_names_with_a_leading_underscore_can_be_named(self, with_passes: Any) -> None:
+        with_passes(PreGradPass(make("_private", []), "patterns", default=False))
+        assert names(plan((("_private", ()),))[0]) == ["_private"]
+
+
+class TestStage:
+    def test_order_of_the_record(self) -> None:
+        record = edited(
+            capture(lambda x: x.split(3, axis=1) if False else x.sum(axis=1), [X]), pre_grad=["normalise_ops"]
+        )
+        expected = [*names(plan((("normalise_ops", ()),))[0]), "sort_nodes", *names(plan(())[1])]
+        assert [run.name for run in record.passes] == expected
+        assert [run.number for run in record.passes] == sorted(run.number or 0 for run in record.passes)
+
+    def test_edits_the_module_it_is_given(self) -> None:
+        captured = capture(lambda x: torch.sum(x, axis=1), [X])
+        module, graph = captured.module, captured.module.graph
+        edited(captured)
+        assert captured.module is module
+        assert module.graph is graph
+        assert "dim = 1" in module.code
+
+    def test_disabled_means_untouched(self) -> None:
+        captured = capture(lambda x: torch.sum(x, axis=1), [X])
+        before, code = show_graph(captured.module.graph), captured.module.code
+        record = edited(captured, disable=("pre_grad",))
+        assert show_graph(captured.module.graph) == before
+        assert captured.module.code == code
+        assert all(run.changed is None for run in record.passes)
+
+    def test_without_options_no_opt_in_pass_runs(self) -> None:
+        record = edited(capture(lambda x: torch.cat(x.split(4, -1), -1), [X]))
+        assert not {entry.name for entry in PASSES if not entry.default} & {run.name for run in record.passes}
+
+    def test_texts_of_unchanged_graphs_are_not_made_again(self) -> None:
+        record = edited(capture(lambda x: torch.sum(x, axis=1), [X]), keep_text=True)
+        changed = [run for run in record.passes if run.before is not run.after]
+        assert [run.name for run in changed] == ["normalise_keywords"]
+
+    def test_the_limit_counts_rewrites(self) -> None:
+        def function(x: Any) -> Any:
+            return torch.sum(x, axis=1) + x.mean(axis=1) + x.amax(axis=1)
+
+        for limit, left in [(0, 3), (1, 2), (2, 1), (3, 0)]:
+            ferrite.passes.reset_applications()
+            captured = capture(function, [X])
+            edited(captured, bisect_limit=1, bisect_rewrites=limit)
+            assert show_graph(captured.module.graph).count("axis") == left
+
+    def test_rewrites_are_on_record(self) -> None:
+        record = edited(capture(lambda x: torch.sum(x, axis=1), [X]))
+        assert [(entry.what, entry.taken) for entry in record.decisions] == [("normalise_keywords", True)]
+
+
+def nested(x: torch.Tensor) -> torch.Tensor:
+    def inner(y: torch.Tensor) -> torch.Tensor:
+        return torch.cond(y.sum() > 1, lambda z: z.sin(), lambda z: z.cos(), (y,))
+
+    return torch.cond(x.sum() > 0, inner, lambda y: y + 1, (x,))
+
+
+class TestUserPasses:
+    def test_runs_once_for_every_graph_children_first(self) -> None:
+        seen: list[int] = []
+
+        def count(graph: Graph) -> int:
+            seen.append(len(graph.nodes))
+            return 0
+
+        with register_pass("pre_grad", count):
+            record = edited(capture(nested, [X]))
+        assert len(seen) == 5  # two branches inside one of two branches inside one graph
+        assert [run.graph for run in record.passes if run.name == "count"][-1] == "main"
+        assert len(edited(capture(nested, [X])).passes) < len(record.passes), "the scope has ended"
+
+    def test_four_products_become_one(self) -> None:
+        """The user inserts where he likes: the sort puts things right, and new nodes have values."""
+
+        def merge_products(graph: Graph) -> None:
+            nodes = find(graph, "mm")
+            left = [node.args[0] for node in nodes]
+            with graph.inserting_before(nodes[0]):
+                whole = graph.call_function(torch.mm, (graph.call_function(torch.cat, (left,)), nodes[0].args[1]))
+                parts = graph.call_function(torch.chunk, (whole, 4))
+                for index, node in enumerate(nodes):
+                    node.replace_all_uses_with(graph.call_function(operator.getitem, (parts, index)))
+            for node in nodes:
+                graph.erase_node(node)
+
+        def function(a: Any, b: Any, c: Any, d: Any, w: Any) -> Any:
+            return torch.mm(a, w) + torch.mm(b, w).sin() + torch.mm(c, w) * torch.mm(d.exp(), w)
+
+        inputs = [torch.randn(3, 4) for _ in range(4)] + [torch.randn(4, 5)]
+        captured, original = capture(function, inputs), capture(function, inputs)
+        with register_pass("pre_grad", merge_products):
+            record = edited(captured)
+        assert len(find(captured.module.graph, "mm")) == 1
+        assert all("example_value" in node.meta for node in find(captured.module.graph, "mm", "cat", "chunk"))
+        assert [run.changed for run in record.passes if run.name == "merge_products"] == [1]
+        assert_same(original.module, captured.module, captured.inputs)
+
+    @pytest.mark.parametrize(
+        ("place", "expected"),
+        [
+            ({}, ["a", "b", "mine"]),
+            ({"before": "a"}, ["mine", "a", "b"]),
+            ({"after": "a"}, ["a", "mine", "b"]),
+            ({"before": "b"}, ["a", "mine", "b"]),
+        ],
+    )
+    def test_place(self, place: dict[str, str], expected: list[str]) -> None:
+        def mine(graph: Graph) -> int:
+            return 0
+
+        with register_pass("joint", mine, **place):
+            assert names(with_user_passes("joint", [make("a", []), make("b", [])])) == expected
+            assert names(with_user_passes("post_grad", [make("a", [])])) == ["a"]
+
+    def test_wrong_places_are_errors(self) -> None:
+        with pytest.raises(ValueError, match="no graph stage 'loops'; there are pre_grad, joint, post_grad"):
+            register_pass("loops", lambda graph: 0)
+        with pytest.raises(ValueError, match="one of the two"):
+            register_pass("joint", lambda graph: 0, before="a", after="b")
+        with pytest.raises(TypeError, match="given int"):
+            register_pass("joint", 3)  # type: ignore[arg-type]
+        with register_pass("joint", make("mine", []), after="bananas"):
+            with pytest.raises(ValueError, match="registered for joint already"):
+                register_pass("joint", make("mine", []))
+            with pytest.raises(UserFault, match="mine that you registered stands next to 'bananas'"):
+                with_user_passes("joint", [])
+
+    @pytest.mark.parametrize("strict", [False, True])
+    def test_a_pass_that_breaks_the_graph_is_named(self, strict: bool) -> None:
+        def drops_the_output(graph: Graph) -> int:
+            graph.erase_node(graph.output_node())
+            return 1
+
+        captured = capture(lambda x: x.sin(), [X])
+        with (
+            register_pass("pre_grad", drops_the_output),
+            pytest.raises(UserFault, match="drops_the_output that you registered"),
+        ):
+            pipeline.edit_pre_grad(captured.module, Options(strict=strict), GraphRecord("test", "pre_grad"))
+
+    def test_the_error_comes_out_of_torch_compile(self) -> None:
+        def fails(graph: Graph) -> int:
+            raise KeyError("missing")
+
+        torch._dynamo.reset()
+        with (
+            register_pass("post_grad", fails),
+            pytest.raises(Exception, match="the pass fails that you registered failed: KeyError"),
+        ):
+            torch.compile(lambda x: x.sin(), backend="ferrite")(X)
+
+    def test_a_pass_of_every_stage_changes_the_result(self) -> None:
+        def sin_to_cos(graph: Graph) -> int:
+            nodes = [*graph.find_nodes(op="call_function", target=torch.ops.aten.sin.default), *find(graph, "sin")]
+            for node in dict.fromkeys(nodes):
+                after = isinstance(node.target, torch._ops.OpOverload)
+                node.op, node.target = "call_function", torch.ops.aten.cos.default if after else torch.cos
+            return len(nodes)
+
+        for stage in ("pre_grad", "joint", "post_grad"):
+            torch._dynamo.reset()
+            with ferrite.register_pass(stage, sin_to_cos):
+                found = torch.compile(lambda x: x.sin(), backend="ferrite", options={"strict": True})(X)
+            torch.testing.assert_close(found, X.cos())
+
+    def test_the_digest_follows_the_source(self) -> None:
+        def one(graph: Graph) -> int:
+            return 0
+
+        def holding(value: int) -> Any:
+            def held(graph: Graph) -> int:
+                return value
+
+            return held
+
+        class Named:
+            def uuid(self) -> str:
+                return "fixed"
+
+            def __call__(self, graph: Graph) -> int:
+                return 0
+
+        seen = [digest()]
+        for stage, function in [
+            ("joint", one),
+            ("post_grad", one),
+            ("joint", holding(1)),
+            ("joint", holding(2)),
+            ("joint", Named()),
+        ]:
+            with register_pass(stage, function):
+                seen.append(digest())
+        assert len(set(seen)) == len(seen)
+        assert digest() == seen[0]
+        with register_pass("joint", Named()):
+            assert digest() == seen[-1]
+
+
+class TestSort:
+    def graph(self, *edges: tuple[str, str]) -> tuple[Graph, dict[str, Node]]:
+        graph = Graph()
+        nodes = {name: graph.call_function(torch.sin, (), name=name) for name, _ in edges}
+        for name, reads in edges:
+            nodes[name].args = tuple(nodes[source] for source in reads)
+        graph.output(list(nodes.values())[-1])
+        return graph, nodes
+
+    def order(self, graph: Graph) -> str:
+        return "".join(node.name for node in graph.nodes if node.op != "output")
+
+    def test_an_ordered_graph_does_not_change(self) -> None:
+        graph, _ = self.graph(("b", ""), ("a", ""), ("c", "ba"))
+        assert sort_nodes(graph) == 0
+        assert self.order(graph) == "bac"
+
+    def test_a_node_moves_right_behind_what_it_reads(self) -> None:
+        graph, _ = self.graph(("a", ""), ("b", "c"), ("c", ""), ("d", ""), ("e", "b"))
+        assert sort_nodes(graph) == 1
+        assert self.order(graph) == "acbde"
+        assert sort_nodes(graph) == 0
+
+    def test_several_keep_their_order(self) -> None:
+        graph, _ = self.graph(("a", "d"), ("b", "d"), ("c", "ab"), ("d", ""))
+        assert sort_nodes(graph) == 3
+        assert self.order(graph) == "dabc"
+
+    def test_a_cycle_is_an_error(self) -> None:
+        graph, nodes = self.graph(("a", ""), ("b", "a"))
+        nodes["a"].args = (nodes["b"],)
+        with pytest.raises(ferrite.errors.Malformed, match="wait for each other: a, b"):
+            sort_nodes(graph)
+
+    def test_long_chains_are_linear(self) -> None:
+        graph = Graph()
+        nodes = [graph.call_function(torch.sin, ()) for _ in range(5000)]
+        for node, source in itertools.pairwise(nodes):
+            node.args = (source,)
+        graph.output(nodes[0])
+        assert sort_nodes(graph) == 4999
+        graph.lint()
+
+
+def test_the_registry_is_what_the_package_exports() -> None:
+    assert pre_grad.PASSES is PASSES
