@@ -58,10 +58,11 @@ class Layer:
         return 1 if self.kind in TRANSPOSED else 0
 
     def has_channels_second(self) -> bool:
-        """Whether the result's channels are its second dimension: not below a linear on more than two dimensions, nor
-        without a batch."""
-        value = tensor_of(self.node)
-        return value is not None and value.dim() == (2 if self.kind == "linear" else 2 + int(self.kind[-2]))
+        """Whether the result's channels are its second dimension: not those of a linear on more than two dimensions or
+        by one row, nor without a batch."""
+        value, weight = tensor_of(self.node), tensor_behind(self.node.graph, self.weight)
+        expected = 2 if self.kind == "linear" else 2 + int(self.kind[-2])
+        return value is not None and weight is not None and (value.dim(), weight.dim()) == (expected, expected)
 
 
 @dataclass(frozen=True)

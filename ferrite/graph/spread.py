@@ -74,10 +74,16 @@ class Spread:
             if evaluated > _FARTHEST:
                 return f"other strides reach more than {_FARTHEST} nodes"
             self._overlay[node] = self._sound.evaluator.value(node, self._overlay)
-            reason = differs(node.name, value_of(node), self._overlay[node]) or self._turns(node)
+            was_view, is_view = self._is_view(node)
+            reason = differs(node.name, value_of(node), self._overlay[node])
+            if reason is None and was_view != is_view:
+                roots |= self._sound.aliases.of(node)  # views of it stand in other memory now
+                reason = self._turns(node, is_view)
             if not same_tensor and reason is not None:
                 return reason
-            if shares or self._is_changed(node):
+            if not (shares or was_view != is_view or self._is_changed(node)):
+                del self._overlay[node]  # what it gave is still true, memory and all
+            else:
                 for user in node.users.keys() - seen - self._replaced.keys():
                     seen.add(user)
                     heappush(waiting, user)
@@ -93,14 +99,16 @@ class Spread:
             return f"{node.name} would see other strides"
         return None
 
-    def _turns(self, node: Node) -> str | None:
+    def _is_view(self, node: Node) -> tuple[bool, bool]:
+        """Whether a node gave a view of what it reads, and whether it would now."""
+        inputs = node.all_input_nodes
+        was_view = any(self._sound.aliases.shares(node, source) for source in inputs)
+        read = {storage for source in inputs for storage in _storages(self._overlay.get(source, value_of(source)))}
+        return was_view, not read.isdisjoint(_storages(self._overlay[node]))
+
+    def _turns(self, node: Node, is_view: bool) -> str | None:
         """A reshape that copied and now gives a view, or the other way round, where somebody could see it."""
         sound, inputs = self._sound, node.all_input_nodes
-        was_view = any(sound.aliases.shares(node, source) for source in inputs)
-        read = {storage for source in inputs for storage in _storages(self._overlay.get(source, value_of(source)))}
-        is_view = not read.isdisjoint(_storages(self._overlay[node]))
-        if was_view == is_view:
-            return None
         memory = _storages(self._overlay[node] if is_view else value_of(node))
         seen = sound.written_after(node) or self._also_seen(node, memory)
         for source in (*inputs, *self._replaced.values()) if is_view else ():

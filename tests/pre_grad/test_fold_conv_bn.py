@@ -15,6 +15,7 @@ from ferrite.graph.ledger import keep_ledger
 from ferrite.graph.pre_grad.fold_conv_bn import fold_conv_bn
 from tests.pre_grad.harness import Captured, capture, keeps, rewrites, trace
 
+torch.manual_seed(0)
 CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 NONE_LEFT = {"batch_norm": 0, "nn.BatchNorm1d": 0, "nn.BatchNorm2d": 0, "nn.BatchNorm3d": 0}
@@ -170,6 +171,18 @@ class TestCalledAgain:
                 return super().forward(x) + self.conv(x * 2)
 
         refuses(Bare(nn.Conv1d(4, 6, 2), normal(1, 6)), torch.randn(2, 4, 6), because="is also read by conv")
+
+    def test_two_norms_in_a_row_take_two_runs(self) -> None:
+        class Row(Pair):
+            def forward(self, x: Any) -> Any:
+                return self.other(self.bn(self.conv(x)))
+
+        model = Row(nn.Conv1d(4, 6, 2), normal(1, 6))
+        model.other = normal(1, 6, eps=0.5)
+        x = torch.randn(2, 4, 6)
+        folds(model, x, times=1, left={"nn.BatchNorm1d": 1}, again=1)
+        with torch.no_grad():
+            rewrites([fold_conv_bn, fold_conv_bn], traced(model, x), times=2, left=NONE_LEFT)
 
     def test_another_eps_is_another_norm(self) -> None:
         class Two(Inlined):
@@ -346,6 +359,13 @@ def with_switch(captured: Captured) -> Captured:
     with graph.inserting_before(conv):
         graph.call_function(torch._C._set_grad_enabled, (False,))
     return captured
+
+
+def test_a_graph_without_a_module() -> None:
+    graph = torch.fx.Graph()
+    graph.output(graph.call_module("bn", (graph.call_module("conv", (graph.placeholder("x"),)),)))
+    with torch.no_grad():
+        assert fold_conv_bn(graph) == 0
 
 
 def test_nothing_is_left_behind_by_a_refusal() -> None:

@@ -12,6 +12,7 @@ from ferrite.graph.pre_grad.fold_conv_bn import fold_conv_bn
 from ferrite.graph.pre_grad.remove_identity import remove_identity
 from tests.pre_grad.harness import capture, keeps, rewrites, trace
 
+torch.manual_seed(0)
 X = torch.randn(2, 3)
 
 

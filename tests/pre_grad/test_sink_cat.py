@@ -14,6 +14,7 @@ from ferrite.graph.pre_grad.sink_cat import sink_cat
 from ferrite.graph.text import show_graph
 from tests.pre_grad.harness import capture, keeps, rewrites
 
+torch.manual_seed(0)
 A, B = torch.randn(2, 3), torch.randn(2, 5)
 C = torch.randn(4, 3)
 aten = torch.ops.aten

@@ -10,6 +10,7 @@ import torch
 from torch.fx import Graph, Node
 from torch.nn import functional as F
 
+from ferrite.graph.aliases import Aliases
 from ferrite.graph.arguments import bind, find
 from ferrite.graph.ledger import keep_ledger
 from ferrite.graph.soundness import Soundness
@@ -595,3 +596,72 @@ def test_a_new_dropout_may_give_back_what_it_reads() -> None:
     keeps(idle, function, [X], because="a view of l_x_ in place of a copy, and l_x_ may be written by add_")
     keeps(idle, lambda x: x.clone(), [X], because="is returned")
     rewrites(idle, lambda x: x.clone() + 1, [X], times=1)
+
+
+def straighten(graph: Graph) -> int:
+    """cos(x).t() -> cos(x.t().contiguous()): the same numbers with other strides"""
+    sound = Soundness(graph)
+    for node in find(graph, "t"):
+        cosine = bind(bind(node)["input"], "cos")  # type: ignore[index]
+        if cosine is not None:
+            _straighten(sound, node, cosine["input"])
+    return sound.rewrites
+
+
+def _straighten(sound: Soundness, node: Node, source: Node) -> None:
+    sound.rewrite(node, lambda new: new(torch.cos, new("contiguous", new("t", source))))
+
+
+class TestCopiesThatBecomeViews:
+    """`contiguous` and `reshape` copy only what is not in order."""
+
+    @pytest.mark.parametrize("order", [lambda y: y.contiguous(), lambda y: y.reshape(-1)])
+    def test_written(self, order: Any) -> None:
+        def function(x: Any) -> Any:
+            y = x.cos().t()
+            z = order(y)
+            z.add_(1)
+            return y.sum(0), z.sum()
+
+        keeps(straighten, function, [X], because="z would be a view and was a copy, and z may be written by add_")
+
+    def test_source_written(self) -> None:
+        def function(x: Any) -> Any:
+            y = x.cos().t()
+            z = y.contiguous()
+            y.add_(1)
+            return z.sum()
+
+        keeps(straighten, function, [X], because="y")
+
+    def test_returned_beside_another(self) -> None:
+        def function(x: Any) -> Any:
+            y = x.cos().t()
+            return y.contiguous(), y.reshape(-1)
+
+        keeps(straighten, function, [X], because="would be a view and was a copy")
+
+    def test_returned_alone(self) -> None:
+        def function(x: Any) -> Any:
+            y = x.cos().t()
+            z = y.contiguous()
+            return z.view(-1), y.sum()
+
+        rewrites(straighten, function, [X], times=1)
+
+    def test_views_of_it_follow(self) -> None:
+        """What stands in the memory of the copy stands in that of the value now."""
+
+        def function(x: Any) -> Any:
+            y = x.cos().t()
+            return y.contiguous().view(-1).sum(), y.sum()
+
+        graph = rewrites(straighten, function, [X], times=1).module.graph
+        assert Aliases(graph).shares(find(graph, "cos")[0], find(graph, "view")[0])
+
+    def test_views_of_what_did_not_change_stay_where_they_are(self) -> None:
+        def function(x: Any) -> Any:
+            return x.cos().t().sum(0).view(-1).sin()
+
+        graph = rewrites(straighten, function, [X], times=1).module.graph
+        assert Aliases(graph).shares(find(graph, "sum")[0], find(graph, "view")[0])

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+import ferrite
 from ferrite.graph.arguments import find
 from ferrite.graph.pre_grad.transpose_linear_input import transpose_linear_input
 from ferrite.graph.pre_grad.transpose_linear_output import transpose_linear_output
@@ -16,7 +17,8 @@ from ferrite.graph.pre_grad.transpose_matmul import transpose_matmul
 from ferrite.graph.text import show_graph
 from tests.pre_grad.harness import capture, keeps, rewrites
 
-X = torch.randn(2, 7, 5)
+torch.manual_seed(0)
+X = torch.randn(2, 7, 5) / 2
 W, B = torch.randn(6, 5) / 3, torch.randn(6)
 TURNED = X.mT.contiguous()
 aten = torch.ops.aten
@@ -70,24 +72,24 @@ class TestLinearOutput:
             left={"baddbmm": 1} | both,
         )
 
-    @pytest.mark.parametrize("swap", SWAPS)
-    def test_spellings(self, swap: Callable[[Any], Any]) -> None:
+    def test_spellings(self) -> None:
+        count = len(SWAPS)
         rewrites(
             transpose_linear_output,
-            lambda x, w, b: used(swap(F.linear(x, w, b))),
+            lambda x, w, b: [used(swap(F.linear(x, w, b))) for swap in SWAPS],
             [X, W, B],
-            times=1,
-            left={"linear": 0, "baddbmm": 1},
+            times=count,
+            left={"linear": 0, "baddbmm": count},
         )
 
-    @pytest.mark.parametrize("swap", [lambda y: y.t(), lambda y: y.T, lambda y: torch.t(y), lambda y: y.permute(1, 0)])
-    def test_two_dimensions(self, swap: Callable[[Any], Any]) -> None:
+    def test_two_dimensions(self) -> None:
+        swaps = [lambda y: y.t(), lambda y: y.T, lambda y: torch.t(y), lambda y: y.permute(1, 0), lambda y: y.mT]
         rewrites(
             transpose_linear_output,
-            lambda x, w, b: used(swap(F.linear(x, w, b)).contiguous()[None]),
+            lambda x, w, b: [used(swap(F.linear(x, w, b)).contiguous()[None]) for swap in swaps],
             [X[0], W, B],
-            times=1,
-            left={"linear": 0, "addmm": 1},
+            times=5,
+            left={"linear": 0, "addmm": 5},
         )
 
     def test_four_dimensions(self) -> None:
@@ -126,9 +128,9 @@ class TestLinearOutput:
             dynamic=True,
         )
 
-    @pytest.mark.parametrize("other", OTHERS)
-    def test_other_permutations_stay(self, other: Callable[[Any], Any]) -> None:
-        keeps(transpose_linear_output, lambda x, w, b: other(F.linear(x, w, b)).sum(), [X, W, B])
+    def test_other_permutations_stay(self) -> None:
+        function = lambda x, w, b: [other(F.linear(x, w, b)).sum() for other in OTHERS]
+        keeps(transpose_linear_output, function, [X, W, B])
 
     def test_linear_used_twice(self) -> None:
         """The peer makes the product twice."""
@@ -172,14 +174,14 @@ class TestLinearInput:
         rewrites(run, lambda x, w: F.linear(x.mT, w), [TURNED, W], times=1, left={"matmul": 1} | both)
         rewrites(run, lambda x, w: F.linear(weight=w, input=x.mT), [TURNED, W], times=1, left={"matmul": 1} | both)
 
-    @pytest.mark.parametrize("swap", SWAPS)
-    def test_spellings(self, swap: Callable[[Any], Any]) -> None:
+    def test_spellings(self) -> None:
+        count = len(SWAPS)
         rewrites(
             transpose_linear_input,
-            lambda x, w, b: F.linear(swap(x), w, b),
+            lambda x, w, b: [F.linear(swap(x), w, b) for swap in SWAPS],
             [TURNED, W, B],
-            times=1,
-            left={"linear": 0, "baddbmm": 1},
+            times=count,
+            left={"linear": 0, "baddbmm": count},
         )
 
     def test_the_copy_goes(self) -> None:
@@ -228,10 +230,9 @@ class TestLinearInput:
 
         rewrites(transpose_linear_input, function, [TURNED, W], times=1, left={"linear": 0, "matmul": 1})
 
-    @pytest.mark.parametrize("other", OTHERS[:4])
-    def test_other_permutations_stay(self, other: Callable[[Any], Any]) -> None:
+    def test_other_permutations_stay(self) -> None:
         cube = torch.randn(5, 5, 5)
-        keeps(transpose_linear_input, lambda x, w: F.linear(other(x), w), [cube, W])
+        keeps(transpose_linear_input, lambda x, w: [F.linear(other(x), w) for other in OTHERS], [cube, W])
 
     def test_written_between(self) -> None:
         def function(x: Any, w: Any) -> Any:
@@ -254,29 +255,22 @@ L, R = torch.randn(2, 5, 7), torch.randn(2, 5, 6)
 
 
 class TestMatmul:
-    @pytest.mark.parametrize("swap", SWAPS)
-    def test_spellings(self, swap: Callable[[Any], Any]) -> None:
+    def test_spellings(self) -> None:
+        count = len(SWAPS)
         rewrites(
             transpose_matmul,
-            lambda x, y: torch.bmm(swap(x), y),
+            lambda x, y: [torch.bmm(swap(x), y) for swap in SWAPS],
             [L, R],
-            times=1,
-            left={"bmm": 0, "permute": 0, "mT": 0, "movedim": 0, "matmul": 1, "transpose": 1},
+            times=count,
+            left={"bmm": 0, "permute": 0, "mT": 0, "movedim": 0, "matmul": count, "transpose": count},
         )
 
-    @pytest.mark.parametrize(
-        "function",
-        [
-            lambda x, y: torch.matmul(x.mT, y),
-            lambda x, y: x.mT @ y,
-            lambda x, y: x.mT.matmul(y),
-            lambda x, y: torch.bmm(x.mT, mat2=y),
-            lambda x, y: torch.matmul(input=x.mT, other=y),
-            lambda x, y: x.mT.bmm(y),
-        ],
-    )
-    def test_products(self, function: Callable[..., Any]) -> None:
-        rewrites(transpose_matmul, function, [L, R], times=1, left={"bmm": 0, "matmul": 1, "transpose": 1})
+    def test_products(self) -> None:
+        def function(x: Any, y: Any) -> Any:
+            first = torch.matmul(x.mT, y), x.mT @ y, x.mT.matmul(y)
+            return *first, torch.bmm(x.mT, mat2=y), torch.matmul(input=x.mT, other=y), x.mT.bmm(y)
+
+        rewrites(transpose_matmul, function, [L, R], times=6, left={"bmm": 0, "matmul": 6, "transpose": 6})
 
     def test_right_operand_and_both(self) -> None:
         rewrites(transpose_matmul, lambda x, y: x @ y.mT, [L.mT, R.mT.contiguous()], times=1, left={"transpose": 1})
@@ -312,10 +306,9 @@ class TestMatmul:
         outcome = keeps(transpose_matmul, lambda x, y: torch.matmul(x.transpose(-2, -1), y), [L, R])
         assert outcome.reasons == []
 
-    @pytest.mark.parametrize("other", OTHERS[:4])
-    def test_other_permutations_stay(self, other: Callable[[Any], Any]) -> None:
+    def test_other_permutations_stay(self) -> None:
         cube = torch.randn(5, 5, 5)
-        keeps(transpose_matmul, lambda x, y: torch.bmm(other(x), y), [cube, cube])
+        keeps(transpose_matmul, lambda x, y: [torch.bmm(other(x), y) for other in OTHERS], [cube, cube + 1])
 
     def test_written_between(self) -> None:
         def function(x: Any, y: Any) -> Any:
@@ -347,3 +340,20 @@ class TestMatmul:
             return torch.bmm(x.mT, y, out=o).sum()
 
         keeps(transpose_matmul, function, [L, R, torch.zeros(2, 7, 6)])
+
+
+def test_asked_for_by_name() -> None:
+    """All passes of the group at once, through torch.compile."""
+
+    def function(x: Any, w: Any, b: Any) -> Any:
+        turned = F.linear(x, w, b).permute(0, 2, 1).contiguous()
+        again = F.linear(turned.mT, w.t(), None)
+        return torch.bmm(again.transpose(1, 2).contiguous(), again)
+
+    torch._dynamo.reset()
+    names = ["transpose_linear_output", "transpose_linear_input", "transpose_matmul"]
+    options = {"pre_grad": {name: {} for name in names}, "executor": "eager", "strict": True}
+    found = torch.compile(function, backend="ferrite", options=options)(X, W, B)
+    torch.testing.assert_close(found, function(X, W, B))
+    changed = {run.name: run.changed for run in ferrite.last_record().passes}
+    assert [changed[name] for name in names] == [1, 1, 1]

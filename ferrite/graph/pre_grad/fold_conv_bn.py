@@ -33,6 +33,8 @@ Key: TypeAlias = tuple[Any, ...]
 
 
 def fold_conv_bn(graph: Graph) -> int:
+    if graph.owning_module is None:
+        return 0  # nothing holds constants
     folding = _Folding(graph)
     for node in find(graph, *NORMS):
         folding.fold(node)
@@ -54,8 +56,8 @@ class _Folding:
 
     def fold(self, node: Node) -> None:
         pair = _pair(node)
-        if pair is None:
-            return
+        if pair is None or node not in self._pairs:
+            return  # a second norm behind one that was folded now: another run finds it
         layer, norm = pair
 
         def build(new: Any) -> Node:
