@@ -31,6 +31,7 @@ SAME: dict[str, list[Callable[[Callable[..., Node], Node, Node], Node]]] = {
         lambda c, x, y: c(F.tanh, x),
         lambda c, x, y: c(torch.tanh, input=x),
         lambda c, x, y: c(torch.ops.aten.tanh.default, x),
+        lambda c, x, y: c(torch.ops.aten.tanh, x),
     ],
     "cat": [
         lambda c, x, y: c(torch.cat, [x, y], 1),

@@ -50,6 +50,15 @@ def test_queries_keys_and_values(bias: bool) -> None:
     rewrites(batch_linear_lhs, Attention(bias), [torch.randn(2, 5, 8)], times=1, left={"linear": 1, "clone": 0})
 
 
+def test_as_exported_graphs_spell_it() -> None:
+    linear = torch.ops.aten.linear.default
+
+    def function(x: Any, v: Any, w: Any) -> Any:
+        return linear(x, v).relu() * linear(x, w).exp()
+
+    rewrites(batch_linear_lhs, function, [X, *W[:2]], times=1, left={"linear": 1})
+
+
 def test_gate_and_up() -> None:
     def function(x: Any, gate: Any, up: Any) -> Any:
         return F.silu(F.linear(x, gate)) * F.linear(x, up)

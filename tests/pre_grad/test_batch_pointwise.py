@@ -8,8 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import Graph
 from torch.nn import functional as F
 
+from ferrite.graph.arguments import find
+from ferrite.graph.ledger import keep_ledger
+from ferrite.graph.pieces import item_of, read_join, read_unbind
 from ferrite.graph.pre_grad.batch_clamp import batch_clamp
 from ferrite.graph.pre_grad.batch_detach import batch_detach
 from ferrite.graph.pre_grad.batch_dropout import batch_dropout
@@ -64,7 +69,14 @@ def test_ten_and_ten_become_one_and_one() -> None:
         return torch.cat([torch.relu(gate) for gate in gates], 1)
 
     left = {"sigmoid": 1, "relu": 1, "stack": 2}
-    rewrites([batch_sigmoid, batch_relu], function, [torch.randn(3, 40)], times=2, left=left)
+    outcome = rewrites([batch_sigmoid, batch_relu], function, [torch.randn(3, 40)], times=2, left=left)
+    gates, _ = (read_unbind(node) for node in find(outcome.module.graph, "unbind"))
+    _, second = (read_join(node) for node in find(outcome.module.graph, "stack"))
+    assert gates is not None
+    assert second is not None
+    # The stack puts together all that the unbind took apart, in order: what drops such a pair drops this one.
+    assert [item_of(part) for part in second.parts] == [(gates.node, index) for index in range(20)]
+    assert (gates.dim, second.dim, gates.count) == (0, 0, 20)
 
 
 def test_a_layer_above_becomes_one_too() -> None:
@@ -73,6 +85,16 @@ def test_a_layer_above_becomes_one_too() -> None:
     def function(*tensors: Any) -> Any:
         first = [torch.tanh(t) for t in tensors]
         return torch.cat([torch.tanh(first[i] + first[i - 1]) for i in range(5)])
+
+    rewrites(batch_tanh, function, FIVE, times=2, left={"tanh": 2})
+
+
+def test_a_layer_below_that_is_read_first() -> None:
+    """The first layer is found first, and the second then reads what it became."""
+
+    def function(*tensors: Any) -> Any:
+        first = [torch.tanh(t) for t in tensors]
+        return torch.cat([torch.tanh(t) for t in first]), torch.cat(first)
 
     rewrites(batch_tanh, function, FIVE, times=2, left={"tanh": 2})
 
@@ -145,6 +167,27 @@ def test_other_dtypes_and_shapes_are_no_members(other: torch.Tensor) -> None:
     rewrites(batch_tanh, function, [*FIVE, other], times=1, left={"tanh": 2})
 
 
+def test_other_devices_are_no_members() -> None:
+    graph = Graph()
+    with FakeTensorMode():
+        results = []
+        for device in ["cpu"] * 3 + ["cuda"] * 3:
+            source = graph.placeholder("x")
+            source.meta["example_value"] = torch.empty(2, 3, device=device)
+            results.append(graph.call_function(torch.tanh, (source,)))
+            results[-1].meta["example_value"] = torch.empty(2, 3, device=device)
+        graph.output(tuple(results))
+    assert batch_tanh(graph) == 0
+    assert batch_tanh(graph, least=3) == 2
+
+
+def test_no_more_sets_than_the_limit_allows() -> None:
+    captured = capture(each(torch.tanh), SIX)
+    with keep_ledger(captured.module.graph, "batch_tanh", limit=1):
+        assert batch_tanh(captured.module.graph, least=2, most=3) == 1
+    assert len(find(captured.module.graph, "tanh")) == 4
+
+
 def test_sizes_that_vary_may_be_the_same() -> None:
     rewrites(batch_tanh, lambda x: torch.cat([torch.tanh(x + i) for i in range(5)]), [FIVE[0]], times=1, dynamic=True)
 
@@ -211,6 +254,29 @@ def test_other_modes_stay_apart() -> None:
 def test_what_needs_no_gradient_still_needs_none() -> None:
     mixed = [t.clone().requires_grad_(i > 2) for i, t in enumerate(FIVE)]
     keeps(batch_tanh, lambda *tensors: [torch.tanh(t) for t in tensors], mixed)
+
+    def detached(*tensors: Any) -> Any:
+        return [torch.tanh(t if i else t.detach()) for i, t in enumerate(tensors)]
+
+    keeps(batch_tanh, detached, FIVE)
+
+    def after(*tensors: Any) -> Any:
+        with torch.no_grad():
+            first = tensors[0] * 2
+        return [torch.tanh(t) for t in (first, *tensors[1:])]
+
+    keeps(batch_tanh, after, FIVE)
+
+
+def test_what_gets_no_gradient_still_gets_none() -> None:
+    """Not zeros: an optimiser leaves a parameter without a gradient alone."""
+
+    def function(*tensors: Any) -> Any:
+        results = [torch.tanh(t) for t in tensors]
+        return torch.cat([results[0].detach(), *results[1:]])
+
+    keeps(batch_tanh, function, FIVE)
+    rewrites(batch_tanh, function, SIX, times=1, left={"tanh": 2})
 
 
 def test_results_that_nobody_reads() -> None:

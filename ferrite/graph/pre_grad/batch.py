@@ -21,6 +21,7 @@ from torch.fx import Graph, Node
 
 from ferrite.graph.arguments import bind, find, kind
 from ferrite.graph.build import Builder
+from ferrite.graph.gradients import Gradients
 from ferrite.graph.groups import Groups, Set
 from ferrite.graph.pieces import item_of
 from ferrite.graph.soundness import Soundness
@@ -29,7 +30,8 @@ from ferrite.graph.values import tensor_of, value_of
 
 @dataclass(frozen=True)
 class Member:
-    """One op that may become part of a larger one. `key`: what all members of a set have in common."""
+    """One op that may become part of a larger one. `key`: what all members of a set have in common; the engine adds
+    modes, where gradients flow and, if that is asked for, the kinds of readers."""
 
     node: Node
     operands: tuple[Node, ...]
@@ -71,13 +73,18 @@ class Rule:
 def batch(graph: Graph, rule: Rule, limits: Limits) -> int:
     """Make one op of every set of members that the limits allow; gives the number of sets."""
     sound = Soundness(graph)
-    members = _members(sound, rule, limits)
+    members = _members(sound, rule)
     if len(members) < limits.least:
         return 0
+    gradients = Gradients(graph, sound.modes)
+    members = {
+        node: replace(member, key=(member.key, gradients.of(node), sound.modes.of(node), _users(node, limits)))
+        for node, member in members.items()
+    }
     groups = Groups(graph, list(members), limits.depth)
     alike = [groups.of(nodes) for nodes in _by(members, lambda member: member.key) if len(nodes) >= limits.least]
     parents = [groups.of(nodes) for nodes in _by(members, lambda member: member.parent)]
-    engine = _Engine(sound, rule, limits, members, groups)
+    engine = _Engine(sound, rule, limits, groups)
     seen: set[Set] = set()
     for near in groups.close():
         for key in alike:
@@ -137,21 +144,14 @@ def sized(node: Node | None) -> Hashable:
 class _Engine:
     """Makes sets of members and one op of each; `refused` are those that could not become one."""
 
-    def __init__(
-        self, sound: Soundness, rule: Rule, limits: Limits, members: Mapping[Node, Member], groups: Groups
-    ) -> None:
+    def __init__(self, sound: Soundness, rule: Rule, limits: Limits, groups: Groups) -> None:
         self._sound = sound
         self._rule = rule
         self._limits = limits
-        self._members = members
         self._groups = groups
         self.refused: Set = 0
         self._apart: dict[Node, str] = {}
-        first = next(iter(sound.graph.nodes))
-        self._written = {
-            node: [operand for operand in member.operands if sound.written_after(operand, first)]
-            for node, member in members.items()
-        }
+        self._written: dict[Node, list[Node]] = {}
 
     def fuse(self, among: Set) -> None:
         among &= ~self.refused & ~self._groups.joined
@@ -160,6 +160,7 @@ class _Engine:
         for nodes in self._groups.independent(among, self._limits.least, self._limits.most, self._fits):
             if self._fuse_set(nodes):
                 self._groups.join(nodes)
+                self._written.clear()
             else:
                 self.refused |= self._groups.of(nodes)
 
@@ -173,19 +174,30 @@ class _Engine:
     def _fits(self, chosen: list[Node], node: Node) -> bool:
         """Nobody writes what one of them reads between the first and the last of them."""
         window = [*chosen, node]
-        read = [operand for member in window for operand in self._written[member]]
+        read = [operand for member in window for operand in self._written_operands(member)]
         reasons = (self._sound.written_between(operand, min(window), max(window)) for operand in read)
         reason = next(filter(None, reasons), None)
         if reason is not None:
             self._apart[node] = reason
         return reason is None
 
+    def _written_operands(self, node: Node) -> list[Node]:
+        """What a member reads and somebody writes, anywhere."""
+        if node not in self._written:
+            first = next(iter(self._sound.graph.nodes))
+            self._written[node] = [entry for entry in node.all_input_nodes if self._sound.written_after(entry, first)]
+        return self._written[node]
+
     def _fuse_set(self, nodes: list[Node]) -> bool:
+        # Read again: what a member reads may have become part of a larger op.
+        members = [member for node in nodes if isinstance(member := self._rule.read(self._sound, node), Member)]
+
         def build(new: Builder) -> list[Node]:
-            parts = self._rule.fuse(new, [self._members[node] for node in nodes])
+            parts = self._rule.fuse(new, members)
             return [self._own(new, node, part) for node, part in zip(nodes, parts, strict=True)]
 
-        return self._sound.rewrite(nodes, build, random=self._rule.random)
+        objection = None if len(members) == len(nodes) else f"{nodes[0].name} is no longer alike"
+        return self._sound.rewrite(nodes, build, objection=objection, random=self._rule.random)
 
     def _own(self, new: Builder, node: Node, part: Node) -> Node:
         """The part itself, or a copy of it where somebody would see that it is one."""
@@ -207,7 +219,7 @@ def strides(node: Node) -> Hashable:
     return None if value is None else tuple(str(stride) for stride in value.stride())
 
 
-def _members(sound: Soundness, rule: Rule, limits: Limits) -> dict[Node, Member]:
+def _members(sound: Soundness, rule: Rule) -> dict[Node, Member]:
     found: dict[Node, Member] = {}
     for node in find(sound.graph, *rule.kinds):
         member = rule.read(sound, node) if node.users else None
@@ -217,7 +229,7 @@ def _members(sound: Soundness, rule: Rule, limits: Limits) -> dict[Node, Member]
         if reason is not None:
             sound.refuse(node, reason)
         elif isinstance(member, Member):
-            found[node] = replace(member, key=(member.key, *_common_key(sound, member, limits)))
+            found[node] = member
     return found
 
 
@@ -229,8 +241,5 @@ def _stays_out(sound: Soundness, rule: Rule, member: Member) -> str | None:
     return reason or (None if rule.random else sound.is_pure(node))
 
 
-def _common_key(sound: Soundness, member: Member, limits: Limits) -> tuple[Hashable, ...]:
-    """What members of every rule share: modes, whether gradients flow, and what reads them, if that is asked for."""
-    value = tensor_of(member.node)
-    users = tuple(sorted({str(kind(user) or user.op) for user in member.node.users})) if limits.same_users else ()
-    return value is not None and value.requires_grad, sound.modes.of(member.node), users
+def _users(node: Node, limits: Limits) -> Hashable:
+    return tuple(sorted({str(kind(user) or user.op) for user in node.users})) if limits.same_users else None

@@ -49,7 +49,7 @@ def _read(sound: Soundness, node: Node) -> Member | str | None:
 def _fuse(new: Builder, members: Sequence[Member]) -> Sequence[Node]:
     columns = list(zip(*(member.operands for member in members), strict=True))
     weights, *bias = (new(torch.cat, list(column), dim=0) for column in columns[1:])
-    whole = new(functional.linear, members[0].operands[0], weights, bias[0] if bias else None)
+    whole = new(functional.linear, members[0].operands[0], weights, *bias)
     widths = [tensor_of(weight).shape[0] for weight in columns[1]]  # type: ignore[union-attr]
     return items(new, new(torch.split, whole, widths, dim=-1))
 

@@ -1,0 +1,61 @@
+"""Where gradients flow in a Torch-level graph: from which inputs, and whether an output asks for them.
+
+Ops that become one have one gradient: a result that needed none would need one, and a parameter that got none would
+get zeros. `Gradients.of` tells such nodes apart. It follows the graph, not what fake values say of themselves: passes
+make those without gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch.fx import Graph, Node
+from torch.utils._pytree import tree_leaves
+
+from ferrite.graph.arguments import kind
+from ferrite.graph.effects import written_by
+from ferrite.graph.modes import Modes
+from ferrite.graph.values import value_of
+
+
+class Gradients:
+    """Facts about one graph, gathered once."""
+
+    def __init__(self, graph: Graph, modes: Modes) -> None:
+        self._modes = modes
+        self._needed = self._follow(graph, lambda node: getattr(value_of(node), "requires_grad", False))
+        self._possible = self._follow(graph, _is_float)
+        self._asked = self._follow_back(graph)
+
+    def of(self, node: Node) -> tuple[bool, bool, bool]:
+        """Whether it needs a gradient; whether it would if all inputs did; whether a gradient comes back to it."""
+        return node in self._needed, node in self._possible, node in self._asked
+
+    def _follow(self, graph: Graph, starts: Callable[[Node], bool]) -> set[Node]:
+        found: set[Node] = set()
+        for node in graph.nodes:
+            if node.op in ("placeholder", "get_attr"):
+                if starts(node):
+                    found.add(node)
+            elif self._passes(node) and not found.isdisjoint(node.all_input_nodes):
+                found.update((node, *written_by(node)))
+        return found
+
+    def _follow_back(self, graph: Graph) -> set[Node]:
+        found: set[Node] = set()
+        for node in reversed(graph.nodes):
+            if node.op == "output" or written_by(node) or (node in found and self._passes(node)):
+                found.update(node.all_input_nodes)
+        return found
+
+    def _passes(self, node: Node) -> bool:
+        disabled = any(entry[:2] == ("grad", False) for entry in self._modes.of(node))
+        return not disabled and kind(node) != "detach" and _is_float(node)
+
+
+def _is_float(node: Node) -> bool:
+    """What is not known may be."""
+    value = value_of(node)
+    leaves = [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+    return value is None or any(leaf.is_floating_point() or leaf.is_complex() for leaf in leaves)
