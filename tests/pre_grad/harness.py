@@ -148,7 +148,7 @@ def keeps(
     dynamic: bool | None = False,
 ) -> Outcome:
     """The passes leave the graph byte for byte as it is; if it was a candidate, with a reason that says `because`."""
-    outcome = rewrites(passes, function, inputs, times=0, dynamic=dynamic)
+    outcome = rewrites(passes, function, inputs, times=0, dynamic=dynamic, again=None)
     assert outcome.after == outcome.before
     if because is not None:
         assert any(because in reason for reason in outcome.reasons), f"the reasons are {outcome.reasons}"
