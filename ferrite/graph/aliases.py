@@ -1,8 +1,9 @@
 """Which nodes of a Torch-level graph may share memory.
 
 A fake tensor has a storage as a real one has, and views of it share that storage: two nodes share memory if their
-fake values do. A node without a fake value may share with everything it reads, as may one that reads a constant, whose
-value is real; and an op that gives its input back in eager and a copy when it is traced (dropout outside training).
+fake values do. A node without a fake value may share with everything it reads; one that reads a constant, whose value
+is real, with that; and an op that gives its input back in eager and a copy when it is traced with its input (dropout
+outside training).
 """
 
 from __future__ import annotations
@@ -50,10 +51,12 @@ class Aliases:
     def shared_by(self, node: Node) -> set[Any]:
         """Memory that a call may share although its fake value does not say so."""
         known = "example_value" in node.meta or "val" in node.meta
-        constant = any(source.op == "get_attr" and not source.meta for source in node.all_input_nodes)
-        if not known or constant or node in self._keys(node):
+        if not known or node in self._keys(node):
             self._above.setdefault(node, node)
             return self.of(node) | self.of_all(nodes_in((node.args, node.kwargs)))
+        constants = [source for source in node.all_input_nodes if source.op == "get_attr" and not source.meta]
+        if constants:
+            return self.of(node) | self.of_all(constants)
         if "dropout" in (kind(node) or "").lower():
             return self.of(node) | self.of_all(nodes_in(node.args[:1] or node.kwargs.get("input")))
         return set()

@@ -58,7 +58,7 @@ ARROWS: dict[str, set[str]] = {
         "schemes",
     },
     "bisection": {"backend", "graph", "passes", "report"},
-    "__init__": {"backend", "bisection", "errors", "extension", "options", "report"},
+    "__init__": {"artifact", "backend", "bisection", "errors", "extension", "options", "report"},
 }
 # Only the record may be written to from below; the rest of `report` belongs to the door.
 KNOWS_REPORT = {
