@@ -519,12 +519,17 @@ class _PythonCall:
         if made is None:
             return
         for slot, result in zip(self.results, made if isinstance(made, (tuple, list)) else (made,), strict=True):
-            if slot is not None:
-                _new_handle(id(result) + BEHIND_HEADER, frame + 8 * slot)
+            if slot is None or result is None:  # an op may leave out what it need not give
+                continue
+            if not isinstance(result, torch.Tensor):
+                raise ToolFailed(f"{self.call.target} gave no tensor", ran=self.call.result, why=type(result).__name__)
+            _new_handle(id(result) + BEHIND_HEADER, frame + 8 * slot)
 
 
-def _tensor_of(handle: int) -> torch.Tensor:
-    """The Python tensor behind a handle."""
+def _tensor_of(handle: int) -> torch.Tensor | None:
+    """The Python tensor behind a handle; None for one that was left out."""
+    if not handle:
+        return None
     own = ctypes.c_void_p()
     _new_handle(handle, ctypes.addressof(own))
     wrap, delete = _wrapping()
