@@ -134,18 +134,44 @@ def register_pattern(
     name: str | None = None,
     before: str | None = None,
     after: str | None = None,
+    skip_duplicates: bool = False,
 ) -> UserPass:
     """Put `replacement` wherever `search` stands in a graph; also a context manager.
 
     Both are functions of the same parameters, called with tensors like `example_inputs`; after autograd they are traced
     to aten, before autograd they are taken as written. `scalars` gives the parameters that are numbers a value each
     that stands nowhere else in `search`. `extra_check(match)` may say no; `match["x"]` is the node behind a parameter.
+
+    A pattern that is looked for already is an error, or not registered again with `skip_duplicates`. To tell, patterns
+    of one stage with equally many parameters are traced here; any other is not traced before a graph is searched.
     """
     known = name or search.__name__
     if known == "<lambda>":
         known = f"pattern_{sum(isinstance(entry.function, _PatternPass) for entry in _registered)}"
     pattern = TracedPattern(known, search, replacement, example_inputs, stage, extra_check, scalars or {})
-    return register_pass(stage, _PatternPass(pattern), before=before, after=after, name=known)
+    run = _PatternPass(pattern)
+    if (other := _equal_pattern(pattern)) is not None:
+        if skip_duplicates:
+            return UserPass(stage, run, before, after, known)
+        raise ValueError(f"the pattern {known} is registered for {stage} already, as {other}:\n{pattern.duplicates()}")
+    return register_pass(stage, run, before=before, after=after, name=known)
+
+
+def _equal_pattern(pattern: TracedPattern) -> str | None:
+    """The name of a registered pattern that looks for the same thing."""
+    count = len(inspect.signature(pattern.search).parameters)
+    for entry in _registered:
+        if entry.stage != pattern.stage or not isinstance(entry.function, _PatternPass):
+            continue
+        other = entry.function.pattern
+        if len(inspect.signature(other.search).parameters) != count:
+            continue
+        try:
+            if other.duplicates() == pattern.duplicates():
+                return entry.name
+        except Exception:  # what cannot be traced is named where it is searched for
+            continue
+    return None
 
 
 def with_user_passes(stage: str, passes: Iterable[Any]) -> list[Any]:

@@ -146,8 +146,7 @@ def edit_post_grad(module: GraphModule, inputs: Inputs, options: Options, record
     record.decisions.append(choose_layout(module.graph))
     before = {member: take(member.graph) for _, member in family(module)}
     if edit(module, "post_grad", with_user_passes("post_grad", POST_GRAD), options, record) or adopted:
-        for member, snapshot in before.items():
-            refresh(member, snapshot)
+        refresh(module, before[module], before)
         restore_output_strides(module.graph)
     edit(module, "post_grad", MUTATE, options, record)
 

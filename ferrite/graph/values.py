@@ -6,6 +6,7 @@ new, edited since the snapshot, or read something whose value changed.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,31 +14,98 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import compute_unbacked_bindings, rebind_unbacked
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
+from ferrite.errors import Malformed
 from ferrite.graph.query import attribute
-from ferrite.graph.snapshot import Snapshot, changed_nodes
+from ferrite.graph.snapshot import Snapshot, changed_nodes, take
+
+# Ops that hand their operands on as they are: the last operands are the inputs of the graphs that they run.
+_HAND_ON = (torch.ops.higher_order.cond, torch.ops.higher_order.while_loop, torch.ops.higher_order.invoke_subgraph)
 
 
-def refresh(module: GraphModule, snapshot: Snapshot) -> int:
-    """Recompute the values that the edits since `snapshot` made stale; gives how many there were."""
+def refresh(module: GraphModule, snapshot: Snapshot, below: Mapping[GraphModule, Snapshot] | None = None) -> int:
+    """Recompute the values that the edits since `snapshot` made stale, in this graph and in those that its ops run;
+    gives how many there were. `below` holds the snapshots of the latter; a graph without one was not edited."""
+    return _refresh(module, snapshot, below or {}, set())
+
+
+def _refresh(module: GraphModule, snapshot: Snapshot, below: Mapping[GraphModule, Snapshot], changed: set[Node]) -> int:
+    """`changed`: inputs that were given another value."""
     stale = 0
     edited = changed_nodes(module.graph, snapshot)
-    changed: set[Node] = set()
+    touched: set[GraphModule] = set()
     fake_mode: FakeTensorMode | None = None
     for node in module.graph.nodes:
+        if node.op == "get_attr" and isinstance(child := attribute(module, str(node.target)), GraphModule):
+            before = below.get(child) or take(child.graph)
+            inside = _refresh(child, before, below, set()) if child not in touched else 0
+            stale += inside
+            if inside or changed_nodes(child.graph, before):
+                touched.add(child)
+                child.recompile()  # its code is run to tell what the call gives
         if node.op != "call_function":
             continue
-        if node not in edited and "val" in node.meta and changed.isdisjoint(node.all_input_nodes):
+        graphs = _graphs_of(module, node)
+        if graphs and not changed.isdisjoint(node.all_input_nodes):
+            stale += sum(_hand_on(node, graph, below) for graph in graphs)
+        is_fresh = node not in edited and changed.isdisjoint(node.all_input_nodes) and touched.isdisjoint(graphs)
+        if is_fresh and "val" in node.meta:
             continue
         fake_mode = fake_mode or fake_mode_of(module.graph)
         old = node.meta.get("val")
         node.meta["val"] = evaluate(module, node, fake_mode)
+        _bind_sizes(node, fake_mode, keep=node not in snapshot or snapshot[node].target is node.target)
         if not same_metadata(old, node.meta["val"]):
             changed.add(node)
         stale += 1
     return stale
+
+
+def _graphs_of(module: Any, node: Node) -> list[GraphModule]:
+    """The graphs that a call runs."""
+    read = [source for source in node.all_input_nodes if source.op == "get_attr"]
+    found = [attribute(module, str(source.target)) for source in read]
+    return [graph for graph in found if isinstance(graph, GraphModule)]
+
+
+def _hand_on(node: Node, graph: GraphModule, below: Mapping[GraphModule, Snapshot]) -> int:
+    """Give the inputs of a graph the strides of what is handed to it, and refresh it, unless others run it too. Other
+    sizes or another dtype are an error: the graph was traced for these."""
+    owner = node.graph.owning_module
+    callers = [one for one in node.graph.nodes if one.op == "call_function" and graph in _graphs_of(owner, one)]
+    if node.target not in _HAND_ON or callers != [node]:
+        return 0
+    inputs = graph.graph.find_nodes(op="placeholder")
+    operands = tree_leaves((node.args, node.kwargs))
+    changed: set[Node] = set()
+    for place, operand in zip(inputs, operands[len(operands) - len(inputs) :], strict=True):
+        old, new = value_of(place), value_of(operand)
+        if not isinstance(old, torch.Tensor) or not isinstance(new, torch.Tensor) or same_metadata(old, new):
+            continue
+        if (old.dtype, old.device, [*map(str, old.shape)]) != (new.dtype, new.device, [*map(str, new.shape)]):
+            raise Malformed(f"{node.name} hands {operand.name} to a graph traced for other sizes", where="refresh")
+        place.meta["val"] = new
+        changed.add(place)
+    return _refresh(graph, take(graph.graph), below, changed) if changed else 0
+
+
+def _bind_sizes(node: Node, fake_mode: FakeTensorMode, *, keep: bool = True) -> None:
+    """Sizes that only running can tell keep their symbols: those of a second evaluation are the ones that were made
+    before. With `keep` the node calls what it called before; else its symbols are its own."""
+    shape_env = fake_mode.shape_env
+    if shape_env is None:
+        return
+    fresh = compute_unbacked_bindings(shape_env, node.meta["val"])
+    known = node.meta.get("unbacked_bindings") if keep else None
+    if fresh and known:
+        rebind_unbacked(shape_env, node, node.meta["val"])
+    elif fresh:
+        node.meta["unbacked_bindings"] = fresh
+    elif not keep:
+        node.meta.pop("unbacked_bindings", None)
 
 
 def value_of(node: Any) -> Any:

@@ -12,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 import ferrite
-from ferrite.extension import register_pattern
+from ferrite.extension import register_pattern, with_user_passes
 from ferrite.graph.pattern import trace as tracing
 from ferrite.graph.pattern.match import find_match
 from ferrite.graph.pattern.nodes import Hole, op
@@ -227,6 +227,45 @@ class TestLazy:
             )
             table.add(pattern.name, pattern.pattern, lambda match: None, also=pattern.duplicates() + pattern.name)
         assert len(table.entries) == 2
+
+    @pytest.mark.parametrize("stage", ["pre_grad", "post_grad"])
+    def test_equal_patterns_are_refused(self, stage: str) -> None:
+        def register(search: Any, **settings: Any) -> Any:
+            return register_pattern(search, lambda *given: given[0], [torch.randn(4, 4)] * 2, stage=stage, **settings)
+
+        product = lambda a, b: torch.relu(torch.mm(a, b))
+        with register(product, name="one"):
+            for again in (product, lambda left, right: torch.relu(torch.mm(left, right))):
+                with pytest.raises(ValueError, match=f"the pattern two is registered for {stage} already, as one:"):
+                    register(again, name="two")
+            with pytest.raises(ValueError, match="as one"):  # parameters in another order, the same calls
+                register(lambda right, left: torch.relu(torch.mm(left, right)), name="two")
+            with register(product, name="two", skip_duplicates=True):
+                assert [run.__name__ for run in with_user_passes(stage, ())] == ["one"]
+            assert [run.__name__ for run in with_user_passes(stage, ())] == ["one"]
+            with register(lambda a, b: torch.relu(torch.mm(b, torch.mm(a, b))), name="two"):
+                pass
+        with register(product, name="two"):
+            pass
+
+    def test_patterns_that_differ_in_constants_are_both_registered(self) -> None:
+        x = [torch.randn(2, 2)]
+        with (
+            register_pattern(lambda x: x.sum(0), lambda x: x, x, name="rows"),
+            register_pattern(lambda x: x.sum(1), lambda x: x, x, name="columns"),
+            pytest.raises(ValueError, match="as columns"),
+        ):
+            register_pattern(lambda x: x.sum(1), lambda x: x, x, name="again")
+
+    def test_a_pattern_that_cannot_be_traced_is_no_duplicate(self) -> None:
+        def fails(x: Any) -> Any:
+            raise RuntimeError
+
+        with (
+            register_pattern(fails, lambda x: x, [torch.randn(2)], name="one"),
+            register_pattern(lambda x: x.sin(), lambda x: x, [torch.randn(2)], name="two"),
+        ):
+            assert len(with_user_passes("post_grad", ())) == 2
 
     def test_a_parameter_that_is_not_used(self) -> None:
         with pytest.raises(ValueError, match="does not use y"):

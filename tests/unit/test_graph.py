@@ -6,13 +6,16 @@ import operator
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import Graph, GraphModule
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from ferrite.errors import Malformed
 from ferrite.graph.check import check_graph
 from ferrite.graph.decompose import decomposition_table
 from ferrite.graph.describe import device_types, mutated_inputs, output_strides
 from ferrite.graph.names import name_of, resolve
-from ferrite.graph.query import attribute, source_line
+from ferrite.graph.query import attribute, family, source_line
 from ferrite.graph.snapshot import take
 from ferrite.graph.strides import note_output_strides, restore_output_strides
 from ferrite.graph.text import parse_graph, show_graph
@@ -175,3 +178,89 @@ def test_refresh_of_one_edit_in_a_long_chain_stops_where_nothing_changes() -> No
     nodes[990].kwargs = {"dtype": torch.float64}
     assert refresh(module, snapshot) == 11  # the edited one and all below it: dtypes are compared
     assert nodes[-2].meta["val"].dtype == torch.float64
+
+
+def _with_a_branch() -> GraphModule:
+    """cond of one graph that runs `t` and `sin` on its input, either way."""
+    branch = "def graph(x: f32[4, 2]):\n    t = aten.t.default(x)\n    sin = aten.sin.default(t)\n    return (sin,)\n"
+    module = parse_graph(
+        "def graph(p: b8, x: f32[4, 2]):\n    cos = aten.cos.default(x)\n    y = aten.sin.default(x)\n    return (y,)\n"
+    )
+    module.one, module.two = parse_graph(branch), parse_graph(branch)
+    flag, _, cos, y, _ = module.graph.nodes
+    with module.graph.inserting_before(y):
+        graphs = (module.graph.get_attr("one"), module.graph.get_attr("two"))
+        cond = module.graph.call_function(torch.ops.higher_order.cond, (flag, *graphs, (cos,)))
+        item = module.graph.call_function(operator.getitem, (cond, 0))
+    y.args = (item,)
+    assert refresh(module, take(module.graph)) == 3
+    assert y.meta["val"].shape == (2, 4)
+    assert y.meta["val"].stride() == (1, 2)
+    return module
+
+
+def test_refresh_after_an_edit_inside_a_branch_reaches_those_who_read_the_branch() -> None:
+    module = _with_a_branch()
+    before = {member: take(member.graph) for _, member in family(module)}
+    for child in (module.one, module.two):
+        _, _, sin, _ = child.graph.nodes
+        sin.target, sin.kwargs = aten.clone.default, {"memory_format": torch.contiguous_format}
+    assert refresh(module, before[module], before) == 5  # two clones, cond, its item and the reader of it
+    y = next(node for node in module.graph.nodes if node.name == "y")
+    assert y.meta["val"].stride() == (4, 1)
+    assert refresh(module, take(module.graph)) == 0
+
+
+def test_refresh_hands_strides_into_branches() -> None:
+    module = _with_a_branch()
+    before = {member: take(member.graph) for _, member in family(module)}
+    cos = next(node for node in module.graph.nodes if node.name == "cos")
+    with module.graph.inserting_before(cos):
+        turned = module.graph.call_function(aten.t.default, (cos.args[0],))
+        dense = module.graph.call_function(aten.clone.default, (turned,), {"memory_format": torch.contiguous_format})
+        back = module.graph.call_function(aten.t.default, (dense,))
+    cos.args = (back,)
+    refresh(module, before[module], before)
+    for child in (module.one, module.two):
+        assert [node.meta["val"].stride() for node in child.graph.nodes if "val" in node.meta] == [
+            (1, 4),
+            (4, 1),
+            (4, 1),
+        ]
+    assert next(node for node in module.graph.nodes if node.name == "y").meta["val"].stride() == (4, 1)
+
+
+def test_refresh_refuses_other_sizes_for_a_branch() -> None:
+    module = _with_a_branch()
+    before = take(module.graph)
+    cos = next(node for node in module.graph.nodes if node.name == "cos")
+    cos.target, cos.args = aten.slice.Tensor, (cos.args[0], 0, 0, 3)
+    with pytest.raises(Malformed, match="cond hands cos to a graph traced for other sizes"):
+        refresh(module, before)
+
+
+def test_refresh_keeps_the_symbols_of_sizes_that_only_running_tells() -> None:
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    graph = Graph()
+    x = graph.placeholder("x")
+    found = graph.call_function(aten.nonzero.default, (x,))
+    twice = graph.call_function(aten.mul.Tensor, (found, 2))
+    graph.output((twice,))
+    module = GraphModule(torch.nn.Module(), graph)
+    x.meta["val"] = mode.from_tensor(torch.randn(4))
+    assert refresh(module, take(graph)) == 2
+    (symbol,) = found.meta["unbacked_bindings"]
+    assert str(twice.meta["val"].shape[0]) == str(symbol)
+    with graph.inserting_before(found):
+        copy = graph.call_function(aten.sin.default, (x,))
+    snapshot = take(graph)
+    found.args = (copy,)
+    assert refresh(module, snapshot) == 2  # the nonzero and its new input; the product sees the same sizes
+    assert list(found.meta["unbacked_bindings"]) == [symbol]
+    assert str(found.meta["val"].shape[0]) == str(twice.meta["val"].shape[0]) == str(symbol)
+    assert not mode.shape_env.pending_fresh_unbacked_symbols
+    snapshot = take(graph)
+    found.target, found.args = aten.view.default, (x, [4, 1])
+    assert refresh(module, snapshot) == 2
+    assert "unbacked_bindings" not in found.meta
+    assert twice.meta["val"].shape == (4, 1)

@@ -64,8 +64,9 @@ class TracedPattern:
         return show_pattern(self._pattern(self._example(), constants=self.stage == "pre_grad"))
 
     def duplicates(self) -> str:
-        """What tells this pattern from another with the same filter: the constants of the example."""
-        return show_pattern(self._pattern(self._example(), constants=True))
+        """What tells this pattern from another with the same filter: the constants of the example. Parameters are
+        numbered as they appear: how they are called does not matter."""
+        return show_pattern(self._pattern(self._example(), constants=True, numbered=True))
 
     def apply(self, graph: Graph, explain: Explain | None = None) -> int:
         """Replace it everywhere in a graph; gives how often."""
@@ -155,10 +156,11 @@ class TracedPattern:
             self._traces[key] = module
         return self._traces[key]
 
-    def _pattern(self, inputs: list[Any], *, constants: bool) -> Op | Several:
+    def _pattern(self, inputs: list[Any], *, constants: bool, numbered: bool = False) -> Op | Several:
         if self.stage == "pre_grad":
-            module = trace_before_autograd(self.search)
-            return pattern_of(module, parameter_names(self.search), constants=True)
+            module, names = trace_before_autograd(self.search), parameter_names(self.search)
+            found = pattern_of(module, names, constants=True)
+            return pattern_of(module, _numbered(names, found), constants=True) if numbered else found
         mode = next((value.fake_mode for value in inputs if isinstance(value, FakeTensor)), None) or FakeTensorMode()
         module = self._trace(self.search, inputs, {}, dict(self.scalars), mode)
         if module is None:
@@ -167,11 +169,20 @@ class TracedPattern:
         found = pattern_of(module, names, constants=constants, scalars=self.scalars)
         if unused := set(names) - set(holes(found)):
             raise ValueError(f"the pattern {self.name} does not use {', '.join(sorted(unused))}")
-        return found
+        if not numbered:
+            return found
+        scalars = dict(zip(_numbered(list(self.scalars), found), self.scalars.values(), strict=True))
+        return pattern_of(module, _numbered(names, found), constants=constants, scalars=scalars)
 
     def _example(self) -> list[Any]:
         """The example inputs as fake tensors: nothing real is kept or computed with."""
         return _apart(self.inputs, FakeTensorMode())
+
+
+def _numbered(names: Sequence[str], pattern: Op | Several) -> list[str]:
+    """Names in the order in which a pattern mentions them."""
+    order = holes(pattern)
+    return [f"p{order.index(name)}" if name in order else name for name in names]
 
 
 def _apart(values: Sequence[Any], mode: FakeTensorMode) -> list[Any]:
