@@ -40,6 +40,14 @@ class Options:
     pre_grad_rewrites: bool = field(
         default=True, metadata={"doc": "rewrite graphs before autograd; passes that users register run all the same"}
     )
+    pre_dispatch: bool = field(
+        default=False,
+        metadata={"doc": "graphs whose calls are ATen overloads get a list of passes of their own before autograd"},
+    )
+    pre_dispatch_add: tuple[str, ...] = field(default=(), metadata={"doc": "further passes of that list, by name"})
+    pre_dispatch_remove: tuple[str, ...] = field(
+        default=(), metadata={"doc": "passes of that list to leave out, wherever they stand in it"}
+    )
     numeric_check: Asked = field(
         default=(),
         metadata={"doc": "run stages against what they were given: {'pre_grad': {'precision': 1e-4, 'steps': 2}}"},

@@ -25,7 +25,9 @@ from ferrite.graph.order import sort_nodes
 from ferrite.graph.post_grad import MUTATE, POST_GRAD, PREPARE
 from ferrite.graph.post_grad.channels_last import choose_layout
 from ferrite.graph.post_grad.emit_deferred_asserts import emit_deferred_asserts
+from ferrite.graph.pre_grad.aten_forms import is_aten
 from ferrite.graph.pre_grad.plan import plan
+from ferrite.graph.pre_grad.pre_dispatch import plan_pre_dispatch
 from ferrite.graph.query import family
 from ferrite.graph.relayout import adopt_inputs
 from ferrite.graph.snapshot import take
@@ -65,6 +67,7 @@ class Inputs:
 def check_options(options: Options) -> None:
     """Raise RuntimeError for passes, stages and settings that the options name and nobody knows."""
     plan(options.pre_grad)
+    plan_pre_dispatch(options.pre_dispatch_add, options.pre_dispatch_remove)
     check_settings(options)
 
 
@@ -73,6 +76,8 @@ def edit_pre_grad(module: GraphModule, options: Options, record: GraphRecord, in
     is put in order after them."""
     with record.stage("pre_grad"):
         first, last = plan(options.pre_grad, rewrites=options.pre_grad_rewrites)
+        if options.pre_dispatch and options.pre_grad_rewrites and is_aten(module.graph):
+            first = plan_pre_dispatch(options.pre_dispatch_add, options.pre_dispatch_remove)
         passes = (*with_user_passes("pre_grad", first), sort_nodes, *last)
         check = NumericCheck("pre_grad", module, inputs, options) if wanted("pre_grad", options) else None
         if edit(module, "pre_grad", passes, options, record, after_autograd=False):

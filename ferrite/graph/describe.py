@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import torch
 from torch.fx import Graph
+from torch.utils._pytree import tree_leaves
 
-from ferrite.graph.query import tensors, written_arguments
+from ferrite.graph.query import written_arguments
 from ferrite.graph.strides import current_strides
+from ferrite.graph.values import value_of
 
 
 def mutated_inputs(graph: Graph) -> tuple[int, ...]:
@@ -17,8 +20,8 @@ def mutated_inputs(graph: Graph) -> tuple[int, ...]:
 
 def device_types(graph: Graph) -> tuple[str, ...]:
     """The kinds of device that tensors of the graph live on, without `meta`."""
-    found = {tensor.device.type for node in graph.nodes for tensor in tensors(node)}
-    return tuple(sorted(found - {"meta"}))
+    leaves = (leaf for node in graph.nodes for leaf in tree_leaves(value_of(node)))
+    return tuple(sorted({leaf.device.type for leaf in leaves if isinstance(leaf, torch.Tensor)} - {"meta"}))
 
 
 def output_strides(graph: Graph) -> tuple[tuple[str, ...] | None, ...]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, Node
 
 import ferrite
@@ -114,6 +115,27 @@ class TestPlan:
             plan((("normalise_ops", (("count", 2),)),))
         with pytest.raises(RuntimeError, match="a whole number of times"):
             plan((("normalise_ops", (("counter", -1),)),))
+
+    def test_the_device_gate_asks_all_values(self, with_passes: Any) -> None:
+        """A graph without inputs has its device inside; one tensor elsewhere is enough to leave the graph alone."""
+        log: list[str] = []
+        with_passes(
+            PreGradPass(make("here", log), "device", default=True, devices=("cpu",)),
+            PreGradPass(make("there", log), "device", default=True, devices=("cuda",)),
+            PreGradPass(make("anywhere", log), "device", default=True),
+        )
+        inside = capture(lambda: torch.zeros(2, 2).relu(), [])
+        record = edited(inside)
+        assert log == ["here 2", "anywhere 2"]
+        assert [decision.reason for decision in record.decisions] == ["there is not for tensors on cpu"]
+        log.clear()
+        mode = FakeTensorMode()
+        with mode:
+            elsewhere = torch.empty(2, 2, device="cuda")
+        next(node for node in inside.module.graph.nodes if node.op == "call_function").meta["example_value"] = elsewhere
+        record = edited(inside)
+        assert log == ["anywhere 2"]
+        assert len(record.decisions) == 2
 
     def test_unknown_names_raise_out_of_torch_compile(self) -> None:
         torch._dynamo.reset()

@@ -67,16 +67,21 @@ GROUPS = (
 
 @dataclass(frozen=True)
 class PreGradPass:
-    """`default`: it runs unless it is disabled; else only if the option `pre_grad` names it."""
+    """`default`: it runs unless it is disabled; else only if the option `pre_grad` names it. `devices`: the kinds of
+    device that it is for, if not for all; it leaves a graph alone that has tensors anywhere else."""
 
     run: Callable[..., int]
     group: str
     default: bool
+    devices: tuple[str, ...] | None = None
 
     @property
     def name(self) -> str:
         return self.run.__name__
 
+
+# Devices whose products read a transposed matrix where it stands.
+TRANSPOSING = ("cpu", "cuda", "mps", "xpu")
 
 PASSES: tuple[PreGradPass, ...] = (
     PreGradPass(normalise_keywords, "keywords", default=True),
@@ -86,9 +91,9 @@ PASSES: tuple[PreGradPass, ...] = (
     PreGradPass(merge_cats, "clean", default=True),
     PreGradPass(stack_to_unsqueeze, "clean", default=False),
     PreGradPass(sink_cat, "device", default=False),
-    PreGradPass(transpose_linear_output, "device", default=False),
-    PreGradPass(transpose_linear_input, "device", default=False),
-    PreGradPass(transpose_matmul, "device", default=False),
+    PreGradPass(transpose_linear_output, "device", default=False, devices=TRANSPOSING),
+    PreGradPass(transpose_linear_input, "device", default=False, devices=TRANSPOSING),
+    PreGradPass(transpose_matmul, "device", default=False, devices=TRANSPOSING),
     PreGradPass(fold_conv_bn, "device", default=False),
     PreGradPass(normalise_ops, "operators", default=False),
     PreGradPass(normalise_arguments, "operators", default=False),

@@ -17,6 +17,8 @@ from typing import Any
 
 from torch.fx import Graph
 
+from ferrite.graph.describe import device_types
+from ferrite.graph.ledger import ledger_of
 from ferrite.graph.pre_grad import GROUPS, IDLE, PASSES, PreGradPass
 
 Run = Callable[[Graph], int]
@@ -32,7 +34,7 @@ def plan(asked: Asked, *, rewrites: bool = True) -> tuple[tuple[Run, ...], tuple
     known = {entry.name: entry for entry in PASSES}
     for name, values in settings.items():
         if name not in known:
-            raise RuntimeError(_unknown("pre_grad pass", name, (*known, *IDLE)))
+            raise RuntimeError(unknown("pre_grad pass", name, (*known, *IDLE)))
         _check_settings(known[name], values)
     chosen = [entry for entry in PASSES if entry.default and entry.name not in settings]
     chosen += [known[name] for name in settings]
@@ -52,9 +54,17 @@ def _runs(entry: PreGradPass, settings: Mapping[str, dict[str, Any]]) -> list[Ru
 
     @functools.wraps(entry.run)
     def run(graph: Graph) -> int:
+        if others := _other_devices(graph, entry):
+            ledger_of(graph).refuse(("graph",), f"{entry.name} is not for tensors on {', '.join(others)}")
+            return 0
         return entry.run(graph, **values)
 
-    return [run if values else entry.run] * times
+    return [run if values or entry.devices is not None else entry.run] * times
+
+
+def _other_devices(graph: Graph, entry: PreGradPass) -> list[str]:
+    """The devices in a graph that a pass is not for, by the values of all nodes: a graph may have no inputs."""
+    return [] if entry.devices is None else [kind for kind in device_types(graph) if kind not in entry.devices]
 
 
 def _check_settings(entry: PreGradPass, values: Mapping[str, Any]) -> None:
@@ -62,12 +72,13 @@ def _check_settings(entry: PreGradPass, values: Mapping[str, Any]) -> None:
     names = ["counter", *(parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY)]
     for name, value in values.items():
         if name not in names:
-            raise RuntimeError(_unknown(f"setting of {entry.name}", name, names))
+            raise RuntimeError(unknown(f"setting of {entry.name}", name, names))
         if name == "counter" and (type(value) is not int or value < 0):
             raise RuntimeError(f"Ferrite runs {entry.name} a whole number of times, not {value!r}")
 
 
-def _unknown(what: str, name: str, valid: Any) -> str:
+def unknown(what: str, name: str, valid: Any) -> str:
+    """The text of an error: what is there instead, the nearest name first."""
     nearest = get_close_matches(name, list(valid), n=1, cutoff=0.5)
     hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
     return f"Unknown Ferrite {what} {name!r}.{hint} Valid ones: {', '.join(sorted(valid))}"
