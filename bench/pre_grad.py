@@ -10,7 +10,8 @@ same compile; the table shows the median of these shares. Promised is at most `L
 promise the exit status 1.
 
 Gain: programs that a pass was written for, compiled by Ferrite without it and with it, called in turns. The ratio is
-the time without the pass over the time with it; with `--threads 1` it is processor time. A pass that does not fire, or another answer, is a failure.
+the time without the pass over the time with it; with `--threads 1` it is processor time. A pass that does not fire, or
+another answer, is a failure.
 """
 
 from __future__ import annotations
