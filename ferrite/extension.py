@@ -120,7 +120,8 @@ class _PatternPass:
 
     def uuid(self) -> str:
         parts = (self.pattern.search, self.pattern.replacement, self.pattern.extra_check)
-        return f"{self.pattern.name} {[_identity(part) for part in parts]} {dict(self.pattern.scalars)}"
+        settings = f"{dict(self.pattern.scalars)} {self.pattern.joint}"
+        return f"{self.pattern.name} {[_identity(part) for part in parts]} {settings}"
 
 
 def register_pattern(
@@ -135,12 +136,15 @@ def register_pattern(
     before: str | None = None,
     after: str | None = None,
     skip_duplicates: bool = False,
+    joint: bool = False,
 ) -> UserPass:
     """Put `replacement` wherever `search` stands in a graph; also a context manager.
 
     Both are functions of the same parameters, called with tensors like `example_inputs`; after autograd they are traced
     to aten, before autograd they are taken as written. `scalars` gives the parameters that are numbers a value each
     that stands nowhere else in `search`. `extra_check(match)` may say no; `match["x"]` is the node behind a parameter.
+    With `joint` (in the stage of that name) the function is looked for together with its gradients by the example
+    inputs that require them, and so is replaced.
 
     A pattern that is looked for already is an error, or not registered again with `skip_duplicates`. To tell, patterns
     of one stage with equally many parameters are traced here; any other is not traced before a graph is searched.
@@ -148,7 +152,7 @@ def register_pattern(
     known = name or search.__name__
     if known == "<lambda>":
         known = f"pattern_{sum(isinstance(entry.function, _PatternPass) for entry in _registered)}"
-    pattern = TracedPattern(known, search, replacement, example_inputs, stage, extra_check, scalars or {})
+    pattern = TracedPattern(known, search, replacement, example_inputs, stage, extra_check, scalars or {}, joint=joint)
     run = _PatternPass(pattern)
     if (other := _equal_pattern(pattern)) is not None:
         if skip_duplicates:

@@ -319,3 +319,54 @@ class TestRegister:
             with register_pattern(lambda x: x.sin(), replacement, [torch.randn(2)]):
                 seen.append(digest())
         assert len(set(seen)) == 2
+
+
+class TestJoint:
+    """A function with its gradients, in the graph that autograd made of both."""
+
+    @staticmethod
+    def search(x: Any, y: Any) -> Any:
+        return torch.tanh(x @ y) * x
+
+    @staticmethod
+    def other(x: Any, y: Any) -> Any:
+        return torch.relu(x @ y) * x
+
+    @staticmethod
+    def run(function: Any, x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+        x, y = x.clone().requires_grad_(), y.clone().requires_grad_()
+        loss = (function(x.sin(), y) * 3).sum()
+        return [loss.detach(), *torch.autograd.grad(loss, [x, y])]
+
+    def compiled(self, inputs: list[torch.Tensor], **settings: Any) -> tuple[list[torch.Tensor], int]:
+        torch._dynamo.reset()
+        with register_pattern(self.search, self.other, inputs, stage="joint", joint=True, name="both", **settings):
+            run = torch.compile(self.search, backend="ferrite", options={"strict": True})
+            found = self.run(run, torch.full((4, 4), 0.5), torch.eye(4) - 0.3)
+            runs = [run for graph in ferrite.last_record().graphs for run in graph.passes if run.name == "both"]
+        return found, sum(run.changed or 0 for run in runs)
+
+    def test_forward_and_backward_are_replaced(self) -> None:
+        example = [torch.randn(2, 2, requires_grad=True) for _ in range(2)]
+        found, count = self.compiled(example)
+        assert count == 1
+        torch.testing.assert_close(found, self.run(self.other, torch.full((4, 4), 0.5), torch.eye(4) - 0.3))
+
+    def test_a_gradient_more_than_the_pattern_has(self) -> None:
+        """The pattern takes none by `y`; the graph does, so that what is inside has another reader."""
+        found, count = self.compiled([torch.randn(2, 2, requires_grad=True), torch.randn(2, 2)])
+        assert count == 0
+        torch.testing.assert_close(found, self.run(self.search, torch.full((4, 4), 0.5), torch.eye(4) - 0.3))
+
+    def test_inference_is_left_alone(self) -> None:
+        example = [torch.randn(2, 2, requires_grad=True) for _ in range(2)]
+        pattern = TracedPattern("both", self.search, self.other, example, "joint", joint=True)
+        body = "mm = aten.mm.default(x, y)\ntanh = aten.tanh.default(mm)\nmul = aten.mul.Tensor(tanh, x)\nreturn (mul,)"
+        assert pattern.apply(graph(body, "x: f32[4, 4], y: f32[4, 4]").graph) == 0
+
+    def test_it_needs_its_stage_and_a_gradient(self) -> None:
+        for stage, needs in (("post_grad", True), ("joint", False)):
+            with pytest.raises(ValueError, match="needs the stage joint, and an example input that requires grad"):
+                TracedPattern(
+                    "b", lambda x: x.sin(), lambda x: x, [torch.randn(2, requires_grad=needs)], stage, joint=True
+                )

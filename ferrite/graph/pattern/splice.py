@@ -15,7 +15,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
-from ferrite.graph.arguments import kind
+from ferrite.graph.arguments import kind, nodes_in
 from ferrite.graph.build import value_key
 from ferrite.graph.effects import written_by
 from ferrite.graph.pattern.match import Match
@@ -60,13 +60,11 @@ def splice(match: Match, module: GraphModule, inputs: Sequence[Any]) -> str | No
     """Put the calls of `module` in place of `match`. `inputs` are nodes, numbers, or names of sizes that vary."""
     ends = [end for end in match.ends if end is not None]
     place = min(ends)
-    if late := next((node for node in inputs if isinstance(node, Node) and not node < place), None):
-        return f"{late.name} stands after {place.name}"
     results = output_node(module.graph).args[0]
     results = list(results) if isinstance(results, (list, tuple)) else [results]
-    if reason := _unlike(match.ends, results):
+    if reason := _unlike(match.ends, results) or _too_late(match.ends, module, results, inputs):
         return reason
-    made = _copy_calls(place, module, inputs)
+    made = _copy_calls(place, max(ends), module, inputs)
     new = {copy for node, copy in made.items() if node.op != "placeholder"}
     for end, result in zip(match.ends, _per_end(match.ends, results), strict=True):
         if end is not None:
@@ -84,21 +82,44 @@ def varying_sizes(values: Sequence[Any]) -> dict[str, Any]:
     return found
 
 
-def _copy_calls(place: Node, module: GraphModule, inputs: Sequence[Any]) -> dict[Node, Any]:
-    """The calls of a trace in the graph; gives what each node of the trace became."""
+def _too_late(
+    ends: Sequence[Node | None], module: GraphModule, results: list[Any], inputs: Sequence[Any]
+) -> str | None:
+    """An input (a tangent, of a joint pattern) may stand after the first end if nothing that comes before it needs it."""
+    reads: dict[Node, set[Node]] = {}
+    for node, given in zip(module.graph.find_nodes(op="placeholder"), inputs, strict=True):
+        reads[node] = {given} if isinstance(given, Node) else set()
+    for node in module.graph.nodes:
+        if node not in reads:
+            reads[node] = {read for source in node.all_input_nodes for read in reads[source]}
+    for end, result in zip(ends, _per_end(ends, results), strict=True):
+        for part in result if isinstance(result, list) else [result]:
+            late = [read for read in reads.get(part, ()) if end is not None and not read < end]
+            if late:
+                return f"{late[0].name} stands after {end.name}"  # type: ignore[union-attr]
+    return None
+
+
+def _copy_calls(place: Node, last_end: Node, module: GraphModule, inputs: Sequence[Any]) -> dict[Node, Any]:
+    """The calls of a trace in the graph, before `place` or right after what they wait for; gives what each node of the
+    trace became."""
     made: dict[Node, Any] = {}
     inherited = {key: place.meta[key] for key in _INHERITED if key in place.meta}
+    final = {key: last_end.meta[key] for key in _INHERITED if key in last_end.meta}
     marks = {key: place.meta[key] for key in _RECOMPUTED if key in place.meta}
     for node, given in zip(module.graph.find_nodes(op="placeholder"), inputs, strict=True):
         made[node] = _size_node(place, given, inputs) if isinstance(given, str) and node.users else given
     for node in module.graph.nodes:
         if node.op not in ("call_function", "get_attr") or not node.users:
             continue
-        with place.graph.inserting_before(place):
+        args, kwargs = map_arg((node.args, node.kwargs), made.__getitem__)
+        last = max((source for source in nodes_in((args, kwargs))), default=None)
+        is_late = last is not None and not last < place
+        with place.graph.inserting_after(last) if is_late else place.graph.inserting_before(place):
             target = _adopt(place.graph, module, node.target) if node.op == "get_attr" else node.target
-            args, kwargs = map_arg((node.args, node.kwargs), made.__getitem__)
             made[node] = place.graph.create_node(node.op, target, args, kwargs)
-        made[node].meta = {**inherited, **node.meta, **marks}
+        origin = final if is_late else inherited
+        made[node].meta = {**origin, **node.meta, **marks}
     return made
 
 

@@ -13,6 +13,8 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
+from torch._functorch.aot_autograd import aot_export_joint_simple
+from torch._guards import TracingContext, tracing
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node, symbolic_trace
@@ -48,6 +50,24 @@ def trace_after_autograd(
     no_guards = environment.error_on_new_guards() if environment is not None else nullcontext()
     with torch.no_grad(), fake_mode, no_guards:
         return make_fx(flat, decomposition_table=decomposition_table((), use_rows=True))(*sizes, *values)
+
+
+def trace_jointly(
+    function: Callable[..., Any], values: Sequence[Any], needs_gradient: Sequence[bool], fake_mode: FakeTensorMode
+) -> GraphModule:
+    """Forward and backward of a function in one graph, as autograd makes it: the inputs, then one tangent for each
+    result; the results, then the gradients, None by what needs none. Raises if the function writes its inputs."""
+
+    def flat(*given: Any) -> Any:
+        return pytree.tree_leaves(function(*given))
+
+    with tracing(TracingContext(fake_mode)), fake_mode, torch.enable_grad():
+        leaves = [
+            torch.empty_strided(v.shape, v.stride(), dtype=v.dtype, device=v.device, requires_grad=needs)
+            for v, needs in zip(values, needs_gradient, strict=True)
+        ]
+        table = decomposition_table((), use_rows=True)
+        return aot_export_joint_simple(flat, leaves, trace_joint=True, decompositions=table)
 
 
 def pattern_of(

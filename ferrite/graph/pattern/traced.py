@@ -25,7 +25,13 @@ from ferrite.graph.pattern.nodes import Op, Several, holes
 from ferrite.graph.pattern.splice import splice, varying_sizes
 from ferrite.graph.pattern.table import Explain, PatternTable, is_true
 from ferrite.graph.pattern.text import parse_pattern, show_pattern
-from ferrite.graph.pattern.trace import parameter_names, pattern_of, trace_after_autograd, trace_before_autograd
+from ferrite.graph.pattern.trace import (
+    parameter_names,
+    pattern_of,
+    trace_after_autograd,
+    trace_before_autograd,
+    trace_jointly,
+)
 from ferrite.graph.post_grad.view_to_reshape import view_to_reshape
 from ferrite.graph.soundness import Soundness
 from ferrite.graph.values import fake_mode_of, value_of
@@ -35,7 +41,8 @@ from ferrite.graph.values import fake_mode_of, value_of
 class TracedPattern:
     """`inputs` are example tensors, one for each parameter of `search`; a parameter that is a number of the program has
     an entry in `scalars` instead, with a value that stands nowhere else in the function. `text` is the pattern as a
-    test keeps it: with it nothing is traced to look for candidates."""
+    test keeps it: with it nothing is traced to look for candidates. `joint`: what is looked for is the function and its
+    gradients by the inputs that require them, and both are replaced; sizes that vary are no match then."""
 
     name: str
     search: Callable[..., Any]
@@ -45,12 +52,15 @@ class TracedPattern:
     extra_check: Callable[[Match], Any] | None = None
     scalars: Mapping[str, Any] = field(default_factory=dict)
     text: str | None = None
+    joint: bool = False
     _traces: dict[Any, GraphModule | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         values = list(self.scalars.values())
         if len(set(values)) != len(values):
             raise ValueError(f"the scalars of {self.name} must differ from each other, given {dict(self.scalars)}")
+        if self.joint and (self.stage != "joint" or not any(value.requires_grad for value in self.inputs)):
+            raise ValueError(f"{self.name} is joint: it needs the stage joint, and an example input that requires grad")
 
     @cached_property
     def pattern(self) -> Op | Several:
@@ -110,6 +120,7 @@ class TracedPattern:
 
     def _splice(self, match: Match) -> bool:
         names = [name for name in parameter_names(self.search) if name not in self.scalars]
+        names += [name for name in _tangents(len(match.names)) if name in match.names]
         nodes = [match.names.get(name) for name in names]
         if not all(isinstance(node, Node) and isinstance(value_of(node), torch.Tensor) for node in nodes):
             return False
@@ -119,7 +130,7 @@ class TracedPattern:
         mode = fake_mode_of(end.graph)
         sizes = varying_sizes(values)
         searched = self._trace(self.search, values, sizes, numbers, mode)
-        if searched is None:
+        if searched is None or len(searched.graph.find_nodes(op="placeholder")) != len(sizes) + len(names):
             return False
         labels = [""] * len(sizes) + names
         exact = find_match(pattern_of(searched, labels, constants=True), end)
@@ -131,7 +142,9 @@ class TracedPattern:
         if self.extra_check is not None and not is_true(self.extra_check(exact)):
             return False
         replaced = self._trace(self.replacement, values, sizes, numbers, mode)
-        return replaced is not None and splice(exact, replaced, [*sizes, *nodes]) is None
+        if replaced is None or len(replaced.graph.find_nodes(op="placeholder")) != len(sizes) + len(names):
+            return False
+        return splice(exact, replaced, [*sizes, *nodes]) is None
 
     def _trace(
         self, function: Any, values: list[Any], sizes: dict[str, Any], numbers: dict[str, Any], mode: FakeTensorMode
@@ -145,16 +158,23 @@ class TracedPattern:
                 left = iter(tensors)
                 return function(*(numbers[n] if n in numbers else next(left) for n in parameter_names(function)))
 
+            tensors = [a for a in arguments if a is not None]
             try:
-                module = trace_after_autograd(
-                    called, [a for a in arguments if a is not None], list(sizes.values()), mode
-                )
+                if self.joint:
+                    module = self._trace_jointly(called, tensors, sizes, mode)
+                else:
+                    module = trace_after_autograd(called, tensors, list(sizes.values()), mode)
                 if self.stage == "post_grad":
                     view_to_reshape(module.graph)
             except Exception:
                 module = None
             self._traces[key] = module
         return self._traces[key]
+
+    def _trace_jointly(self, called: Any, tensors: list[Any], sizes: Any, mode: FakeTensorMode) -> GraphModule | None:
+        needs = [value.requires_grad for value in self.inputs]
+        whole = any(n and not value.is_floating_point() for n, value in zip(needs, tensors, strict=True))
+        return None if sizes or whole else trace_jointly(called, tensors, needs, mode)
 
     def _pattern(self, inputs: list[Any], *, constants: bool, numbered: bool = False) -> Op | Several:
         if self.stage == "pre_grad":
@@ -166,6 +186,7 @@ class TracedPattern:
         if module is None:
             raise ValueError(f"the pattern {self.name} cannot be traced on its example inputs")
         names = [name for name in parameter_names(self.search) if name not in self.scalars]
+        names += _tangents(len(module.graph.find_nodes(op="placeholder")) - len(names))
         found = pattern_of(module, names, constants=constants, scalars=self.scalars)
         if unused := set(names) - set(holes(found)):
             raise ValueError(f"the pattern {self.name} does not use {', '.join(sorted(unused))}")
@@ -177,6 +198,11 @@ class TracedPattern:
     def _example(self) -> list[Any]:
         """The example inputs as fake tensors: nothing real is kept or computed with."""
         return _apart(self.inputs, FakeTensorMode())
+
+
+def _tangents(count: int) -> list[str]:
+    """What the gradients of the results are called in a pattern."""
+    return [f"tangent_{index}" for index in range(count)]
 
 
 def _numbered(names: Sequence[str], pattern: Op | Several) -> list[str]:
