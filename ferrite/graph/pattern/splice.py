@@ -85,7 +85,7 @@ def varying_sizes(values: Sequence[Any]) -> dict[str, Any]:
 def _too_late(
     ends: Sequence[Node | None], module: GraphModule, results: list[Any], inputs: Sequence[Any]
 ) -> str | None:
-    """An input (a tangent, of a joint pattern) may stand after the first end if nothing that comes before it needs it."""
+    """An input (a tangent of a joint pattern) may stand after an end that is made without it."""
     reads: dict[Node, set[Node]] = {}
     for node, given in zip(module.graph.find_nodes(op="placeholder"), inputs, strict=True):
         reads[node] = {given} if isinstance(given, Node) else set()

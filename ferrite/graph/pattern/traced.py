@@ -164,7 +164,7 @@ class TracedPattern:
                     module = self._trace_jointly(called, tensors, sizes, mode)
                 else:
                     module = trace_after_autograd(called, tensors, list(sizes.values()), mode)
-                if self.stage == "post_grad":
+                if module is not None and self.stage == "post_grad":
                     view_to_reshape(module.graph)
             except Exception:
                 module = None
