@@ -146,7 +146,9 @@ class _Assembler:
             self.values[call.result] = _Value(meta, source.root, source.offset)
             return
         args, kwargs = _filled((call.args, call.kwargs), lambda name: self.values[name].meta)
-        if "device" in kwargs:
+        if kwargs.get("device") is not None:
+            if torch.device(kwargs["device"]).type != "cpu":
+                raise Unsupported(f"a tensor on {kwargs['device']}")
             kwargs["device"] = torch.device("meta")
         try:
             made = resolve(call.target)(*args, **kwargs)
