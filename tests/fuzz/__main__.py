@@ -1,6 +1,7 @@
 """The command `python -m tests.fuzz`: random programs, each difference shrunk and printed as a script.
 
     python -m tests.fuzz --programs 3000 --seed 7                    through torch.compile, against eager
+    python -m tests.fuzz --programs 10000 --seed 7 --level pre_grad  through the passes before autograd, against eager
     python -m tests.fuzz --programs 20000 --seed 7 --level loops     loop programs, machine code against the oracle
     python -m tests.fuzz --seed 7 --only 412                         one program, printed, with all engines
 
@@ -21,21 +22,24 @@ from rich.console import Console
 
 from tests.ops.sweep import quiet
 
-from .generate import generate
-from .judge import DEFAULT, ENGINES, NATIVE, TORCH, Judge
+from . import pre_grad
+from .judge import DEFAULT, TORCH, Judge
 from .programs import reproducer
-from .run import LOOP_BATCH, TASKS, Plan, run
+from .run import LOOP_BATCH, TASKS, Plan, engines, program_of, run
 
 
 def show_one(plan: Plan, number: int, console: Console) -> bool:
     """One program in this process: its script, and what each engine makes of it."""
     quiet()
-    program = generate(plan.seed, number)
-    console.print(reproducer(program, NATIVE), highlight=False, markup=False, soft_wrap=True)
+    program, chosen = program_of(plan, number), [engines(plan.level)[name] for name in plan.engines]
+    first = chosen[0]
+    console.print(
+        reproducer(program, first.options, backend=first.backend), highlight=False, markup=False, soft_wrap=True
+    )
     judge = Judge(program)
     passed = True
-    for engine in (*(ENGINES[name] for name in plan.engines), DEFAULT, TORCH):
-        verdict = judge.verdict(engine)
+    for engine in chosen if plan.level == "pre_grad" else (*chosen, DEFAULT, TORCH):
+        verdict = pre_grad.judge(program, engine) if plan.level == "pre_grad" else judge.verdict(engine)
         passed &= verdict.status != "different" or engine is TORCH
         console.print(f"{engine.name}: {verdict.status} {verdict.text}", highlight=False, markup=False, soft_wrap=True)
     return passed
@@ -50,7 +54,7 @@ def parse_arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--only", type=int, metavar="N", help="one program, in this process")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--level", choices=tuple(TASKS), default="torch")
-    parser.add_argument("--engines", default="native,oracle,plain,threads", metavar="LIST", help="for torch")
+    parser.add_argument("--engines", metavar="LIST", help="of the level; all, if none is named")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="worker processes")
     parser.add_argument("--shrink", type=float, default=60.0, metavar="SECONDS", help="for each difference")
     parser.add_argument("--minutes", type=float, default=1e6, help="start no program after this time")
@@ -60,7 +64,8 @@ def parse_arguments(words: list[str] | None = None) -> argparse.Namespace:
 def main(words: list[str] | None = None) -> int:
     arguments = parse_arguments(words)
     console = Console()
-    plan = Plan(arguments.level, arguments.seed, tuple(arguments.engines.split(",")), arguments.shrink)
+    names = tuple(arguments.engines.split(",")) if arguments.engines else tuple(engines(arguments.level))
+    plan = Plan(arguments.level, arguments.seed, names, arguments.shrink)
     if arguments.only is not None:
         return 0 if show_one(plan, arguments.only, console) else 1
     size = LOOP_BATCH if plan.level == "loops" else 1

@@ -45,13 +45,13 @@ def generate(seed: int, number: int) -> Program:
     """Program `number` of a seed. It runs in eager."""
     attempt = 0
     while True:
-        made = _Draw(random.Random(f"{seed}:{number}:{attempt}")).program()
+        made = Draw(random.Random(f"{seed}:{number}:{attempt}")).program()
         if made is not None:
             return made
         attempt += 1
 
 
-class _Draw:
+class Draw:
     """One program in the making."""
 
     def __init__(self, rng: random.Random) -> None:

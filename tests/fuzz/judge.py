@@ -51,6 +51,13 @@ class Engine:
     shares_all: bool = False
     backend: Any = "ferrite"
 
+    def compiled(self, program: Program) -> Callable[..., Any]:
+        """The program as this engine runs it; nothing compiled or traced before is kept."""
+        torch._dynamo.reset()
+        FakeTensorMode.cache_clear()
+        options = {"options": dict(self.options)} if self.options else {}
+        return torch.compile(function_of(program), backend=self.backend, dynamic=program.dynamic, **options)
+
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         before = torch.get_num_threads()
@@ -281,10 +288,10 @@ def _class(value: torch.Tensor) -> torch.Tensor:
 
 
 class Judge:
-    """Judges one program, by one engine after the other."""
+    """Judges one program, by one engine after the other. `baseline`: the engine whose differences are torch's."""
 
-    def __init__(self, program: Program) -> None:
-        self.program = program
+    def __init__(self, program: Program, baseline: Engine = TORCH) -> None:
+        self.program, self.baseline = program, baseline
         self.first = Eager(program, program.inputs)
         self.second = Eager(program, program.second_inputs()) if program.resized else self.first
         self._torch: set[tuple[str, str]] | None = None
@@ -297,7 +304,7 @@ class Judge:
             comparisons = self._compare(engine)
         differences = [each for comparison in comparisons for each in comparison.differences]
         excused = any(comparison.as_promised for comparison in comparisons)
-        if differences and engine is not TORCH:
+        if differences and engine is not self.baseline:
             known = self._differences_of_torch()
             excused |= any((each.kind, each.where) in known for each in differences)
             differences = [each for each in differences if (each.kind, each.where) not in known]
@@ -307,17 +314,12 @@ class Judge:
 
     def _differences_of_torch(self) -> set[tuple[str, str]]:
         if self._torch is None:
-            self._torch = {(each.kind, each.where) for each in self.verdict(TORCH).differences}
+            self._torch = {(each.kind, each.where) for each in self.verdict(self.baseline).differences}
         return self._torch
 
     def _compare(self, engine: Engine) -> list[ProgramComparison]:
         """Both calls; the second only if there is nothing to say against the first."""
-        torch._dynamo.reset()
-        FakeTensorMode.cache_clear()
-        options = {"options": dict(engine.options)} if engine.options else {}
-        compiled = torch.compile(
-            function_of(self.program), backend=engine.backend, dynamic=self.program.dynamic, **options
-        )
+        compiled = engine.compiled(self.program)
         first = self.first.observe(_call(compiled))
         comparison = ProgramComparison(self.first)
         again = None if first.error is not None else self.second.observe(_call(compiled))
@@ -330,8 +332,8 @@ class Judge:
         return [comparison, other]
 
 
-def judge(program: Program, engine: Engine) -> Verdict:
-    return Judge(program).verdict(engine)
+def judge(program: Program, engine: Engine, baseline: Engine = TORCH) -> Verdict:
+    return Judge(program, baseline).verdict(engine)
 
 
 def blamed(program: Program, verdict: Verdict) -> str:

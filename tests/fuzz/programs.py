@@ -19,6 +19,8 @@ Note [Honest programs]
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import math
 import re
 import warnings
@@ -65,12 +67,14 @@ class Step:
                sum      inexact, unless it adds whole numbers
                jumps    exact, and a small change of an operand may change the result much
                raises   eager raises an error here, and so does whoever is compared with it
+    inside:    text of a context that it runs in; steps in a row with the same one are one block
     """
 
     text: str
     operands: tuple[str, ...]
     results: tuple[str, ...] = ()
     rounding: str = "exact"
+    inside: str = ""
 
     @property
     def expression(self) -> str:
@@ -171,15 +175,21 @@ def make_inputs(inputs: Sequence[Input]) -> dict[str, torch.Tensor]:
 def source(program: Program, disturbed: bool = False) -> str:
     """The function. If disturbed, what steps that round take and give goes through `moved` and `noted`."""
     lines = [f"def program({', '.join(each.name for each in program.inputs)}):"]
-    for step in program.steps:
-        if disturbed and step.results and step.rounds:
-            lines.append(f"    {replace(step, operands=tuple(f'moved({name})' for name in step.operands)).line}")
-        else:
-            lines.append(f"    {step.line}")
-        if disturbed:
-            lines += [f"    noted({name}, {step.rounds})" for name in step.results or step.operands[:1]]
+    for inside, steps in itertools.groupby(program.steps, key=lambda step: step.inside):
+        block = [line for step in steps for line in _lines(step, disturbed)]
+        lines += (
+            [f"    with {inside}:", *(f"        {line}" for line in block)] if inside else [f"    {x}" for x in block]
+        )
     lines.append(f"    return {', '.join(program.outputs)}" + ("," if len(program.outputs) == 1 else ""))
     return "\n".join(lines) + "\n"
+
+
+def _lines(step: Step, disturbed: bool) -> list[str]:
+    if not disturbed:
+        return [step.line]
+    moved = replace(step, operands=tuple(f"moved({name})" for name in step.operands))
+    first = moved.line if step.results and step.rounds else step.line
+    return [first, *(f"noted({name}, {step.rounds})" for name in step.results or step.operands[:1])]
 
 
 def function_of(program: Program, **disturbed: Callable[..., Any]) -> Callable[..., Any]:
@@ -195,17 +205,21 @@ def widened(program: Program) -> Program:
     return replace(program, steps=steps)
 
 
-def reproducer(program: Program, options: Mapping[str, Any], threads: int = 1) -> str:
+def reproducer(program: Program, options: Mapping[str, Any], threads: int = 1, backend: Any = "ferrite") -> str:
     """A script that shows a difference: prints what eager and the compiled program return."""
+    name = backend if isinstance(backend, str) else backend.__name__
     calls = [program.inputs] + ([program.second_inputs()] if program.resized else [])
     makers = [_inputs_text(inputs, f"inputs{n}") for n, inputs in enumerate(calls)]
     lines = ["import torch", "from torch.nn import functional"]
     if any("numbers(" in text for text in makers):
         lines.append("from tests.fuzz.programs import numbers")
+    if name != backend:
+        lines.append(f"from {backend.__module__} import {name}")
     lines += ["", source(program), *makers]
     lines.append(f"torch.set_num_threads({threads})")
     lines.append(
-        f"compiled = torch.compile(program, backend='ferrite', dynamic={program.dynamic}, options={options!r})"
+        f"compiled = torch.compile(program, backend={repr(name) if name == backend else name}, "
+        f"dynamic={program.dynamic}, options={dict(options)!r})"
     )
     lines.append(f"for inputs in ({', '.join(f'inputs{n}' for n in range(len(calls)))},):")
     lines += [
@@ -287,7 +301,7 @@ class Trace:
 
     def _run(self, step: Step) -> Any:
         try:
-            with warnings.catch_warnings():
+            with warnings.catch_warnings(), _inside(step):
                 warnings.simplefilter("ignore")
                 return eval(compile(step.expression, "<step>", "eval"), ENVIRONMENT, self.values)
         except Exception as error:
@@ -323,7 +337,8 @@ class Trace:
         if _overlaps(changed):
             raise Rejected("a write to memory that several elements share")  # which torch.compile refuses
         try:
-            exec(compile(step.expression, "<step>", "exec"), ENVIRONMENT, self.values)
+            with _inside(step):
+                exec(compile(step.expression, "<step>", "exec"), ENVIRONMENT, self.values)
         except Exception as error:
             raise Rejected(str(error)) from error
         if changed.is_floating_point() and not stays_exact:
@@ -344,6 +359,10 @@ class Trace:
             self.raised = True
         else:
             raise Rejected("raises nothing")
+
+
+def _inside(step: Step) -> Any:
+    return eval(step.inside, ENVIRONMENT) if step.inside else contextlib.nullcontext()
 
 
 def _reach(value: torch.Tensor) -> int:

@@ -21,9 +21,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from tests.ops.sweep import quiet
 
+from . import pre_grad
 from .generate import generate
-from .judge import ENGINES, NATIVE, Judge, Verdict, blamed, judge
-from .programs import reproducer
+from .judge import ENGINES, NATIVE, Engine, Judge, Verdict, blamed, judge
+from .programs import Program, reproducer
 from .shrink import shrink
 
 LOOP_BATCH = 20  # loop programs that are one task
@@ -51,25 +52,47 @@ class Outcome:
 
 
 def run_torch(plan: Plan, number: int) -> Outcome:
-    """One program through torch.compile, with every engine. Engines that differ in the same way are one report."""
-    judge = Judge(generate(plan.seed, number))
-    verdicts = {name: judge.verdict(ENGINES[name]) for name in plan.engines}
+    """One program through torch.compile, with every engine."""
+    judged = Judge(generate(plan.seed, number))
+    verdicts = {name: judged.verdict(ENGINES[name]) for name in plan.engines}
+    return _outcome(plan, number, verdicts)
+
+
+def run_pre_grad(plan: Plan, number: int) -> Outcome:
+    """One program through the passes before autograd, with every engine."""
+    program = pre_grad.generate(plan.seed, number)
+    verdicts = {name: pre_grad.judge(program, pre_grad.ENGINES[name]) for name in plan.engines}
+    return _outcome(plan, number, verdicts)
+
+
+def _outcome(plan: Plan, number: int, verdicts: dict[str, Verdict]) -> Outcome:
+    """Engines that differ in the same way are one report."""
     counts = Counter(f"{name} {verdict.status}" for name, verdict in verdicts.items())
     alike: dict[str, list[str]] = {}
     for name, verdict in verdicts.items():
         if verdict.status == "different":
             alike.setdefault(verdict.kind, []).append(name)
-    return Outcome(counts, tuple(explain_torch(plan, number, names, verdicts[names[0]]) for names in alike.values()))
+    return Outcome(counts, tuple(explain(plan, number, names, verdicts[names[0]]) for names in alike.values()))
 
 
-def explain_torch(plan: Plan, number: int, names: list[str], verdict: Verdict) -> str:
+def explain(plan: Plan, number: int, names: list[str], verdict: Verdict) -> str:
     """The difference, by the smallest program for which the first of these engines has it."""
-    engine, program = ENGINES[names[0]], generate(plan.seed, number)
-    small = shrink(program, lambda other: judge(other, engine).kind == verdict.kind, plan.shrink_seconds)
-    found = judge(small, engine)
+    engine, program = engines(plan.level)[names[0]], program_of(plan, number)
+    ask = pre_grad.judge if plan.level == "pre_grad" else judge
+    small = shrink(program, lambda other: ask(other, engine).kind == verdict.kind, plan.shrink_seconds)
+    found = ask(small, engine)
+    blame = pre_grad.blamed(small, engine, verdict) if plan.level == "pre_grad" else blamed(small, found)
     title = f"program {number} of seed {plan.seed}, {', '.join(names)}: {found.text or verdict.text}"
-    script = reproducer(small, engine.options, engine.threads)
-    return f"{title}\n({blamed(small, found)}; {len(small.steps)} of {len(program.steps)} steps are left)\n\n{script}"
+    script = reproducer(small, engine.options, engine.threads, engine.backend)
+    return f"{title}\n({blame}; {len(small.steps)} of {len(program.steps)} steps are left)\n\n{script}"
+
+
+def engines(level: str) -> dict[str, Engine]:
+    return {"torch": ENGINES, "pre_grad": pre_grad.ENGINES}.get(level, {})
+
+
+def program_of(plan: Plan, number: int) -> Program:
+    return (pre_grad.generate if plan.level == "pre_grad" else generate)(plan.seed, number)
 
 
 def run_loops(plan: Plan, number: int) -> Outcome:
@@ -92,7 +115,11 @@ def _shrinking_for(seconds: float) -> Iterator[None]:
         yield
 
 
-TASKS: dict[str, Callable[[Plan, int], Outcome]] = {"torch": run_torch, "loops": run_loops}
+TASKS: dict[str, Callable[[Plan, int], Outcome]] = {
+    "torch": run_torch,
+    "pre_grad": run_pre_grad,
+    "loops": run_loops,
+}
 
 
 # ---- workers
@@ -151,9 +178,9 @@ class Worker:
 
     def _lost(self, word: str, what: str) -> Outcome:
         report = f"program {self.number} of seed {self.plan.seed}: {what}"
-        if self.plan.level == "torch":
+        if self.plan.level != "loops":
             assert self.number is not None
-            report += "\n\n" + reproducer(generate(self.plan.seed, self.number), NATIVE)
+            report += "\n\n" + reproducer(program_of(self.plan, self.number), NATIVE)
         self.stop()
         self.start()
         return Outcome(Counter({word: 1}), (report,))

@@ -37,6 +37,10 @@ def _simpler(program: Program) -> Iterator[Program]:
     yield from _fewer_outputs(program)
     yield from _without_steps(program)
     yield from _fewer_inputs(program)
+    for place, step in enumerate(program.steps):
+        if step.inside:
+            steps = (*program.steps[:place], replace(step, inside=""), *program.steps[place + 1 :])
+            yield replace(program, steps=steps)
     if program.resized:
         yield replace(program, resized=())
     if program.dynamic and not program.resized:

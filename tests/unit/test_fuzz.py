@@ -16,7 +16,7 @@ import torch
 from torch.fx import GraphModule
 
 from ferrite.loops.text import parse_program
-from tests.fuzz import loops
+from tests.fuzz import loops, pre_grad
 from tests.fuzz.generate import generate
 from tests.fuzz.judge import ENGINES, NATIVE, Engine, is_within_noise, judge
 from tests.fuzz.programs import (
@@ -47,7 +47,7 @@ def _no_warnings() -> Any:
 
 # ---- the programs of a test run
 
-TORCH_PROGRAMS, LOOP_PROGRAMS = 40, 160
+TORCH_PROGRAMS, PRE_GRAD_PROGRAMS, LOOP_PROGRAMS = 40, 200, 160
 
 
 @pytest.mark.parametrize("part", range(8))
@@ -65,6 +65,17 @@ def test_loop_programs(part: int) -> None:
     """Every part for another instruction set."""
     targets = tuple(loops.TARGETS)
     loops.run_batch(SEED + part, LOOP_PROGRAMS // 8, (targets[part % len(targets)],), shrink=False)
+
+
+@pytest.mark.parametrize("part", range(8))
+def test_programs_through_the_passes_before_autograd(part: int) -> None:
+    """Every part by another engine."""
+    engine = [*pre_grad.ENGINES.values()][part % len(pre_grad.ENGINES)]
+    for number in range(part * PRE_GRAD_PROGRAMS // 8, (part + 1) * PRE_GRAD_PROGRAMS // 8):
+        program = pre_grad.generate(SEED, number)
+        verdict = pre_grad.judge(program, engine)
+        script = reproducer(program, engine.options, backend=engine.backend)
+        assert verdict.status != "different", f"program {number}: {verdict.text}\n{script}"
 
 
 # ---- programs as data
