@@ -77,7 +77,7 @@ class Quick(Engine):
         if alike and not program.dynamic:
             given = list(make_inputs(program.inputs).values())
             with contextlib.suppress(TraceError, TypeError):
-                module = trace(function_of(program), given).module
+                module = trace(function_of(program), given, gradients=True).module
                 return self._edited(module, given)
         return super().compiled(program)
 

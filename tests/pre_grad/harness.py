@@ -77,15 +77,15 @@ def capture(function: Callable[..., Any], inputs: Sequence[Any], *, dynamic: boo
     return captured
 
 
-def trace(function: Callable[..., Any], inputs: Sequence[Any]) -> Captured:
+def trace(function: Callable[..., Any], inputs: Sequence[Any], *, gradients: bool = False) -> Captured:
     """The calls as they are written, without Dynamo, with their values: quick, and for modules a graph that calls those
-    inside and holds parameters."""
+    inside and holds parameters. `gradients`: values know whether they ask for one."""
     tracer = Tracer()
     tracer.proxy_buffer_attributes = True
     graph = tracer.trace(function)
     traced = GraphModule(tracer.root, graph)
     mode = FakeTensorMode()
-    with mode, torch.no_grad():
+    with mode, torch.set_grad_enabled(gradients):
         _Noted(traced, mode).run(*(mode.from_tensor(value, static_shapes=True) for value in inputs))
     return Captured(traced, copy.deepcopy(list(inputs)))
 
