@@ -109,6 +109,7 @@ class Attempt:
             or _first(self._done_twice(node, known) for node in sorted(inner))
             or (None if same_tensor else _first(map(self._unlike, self._olds, self._results)))
             or _first(map(self._part_of_new, self._olds, self._results))
+            or _first(map(self._regains_gradient, self._olds, self._results))
         )
 
     def _other_draw(self, first: Node, last: Node, matched: list[Node]) -> str | None:
@@ -171,6 +172,17 @@ class Attempt:
         if not was_view and not fill_alike(value_of(old), value_of(result)) and (seen := sound.returned(old)):
             return f"{seen}, and would be a part of {bases[0].name}"
         return None
+
+    def _regains_gradient(self, old: Node, result: Node) -> str | None:
+        """A value that was made with gradients in place of one that was made without."""
+        modes = self._sound.modes
+        disabled = ("grad", False)
+        starts_without = disabled in modes.of(next(iter(old.graph.nodes)))
+        if result in self._new.made or starts_without or disabled not in modes.of(old):
+            return None
+        if result.op.startswith("call") and disabled in modes.of(result):
+            return None
+        return f"{old.name} runs without gradients, and {result.name} may need one"
 
     def _made_for(self, result: Node) -> list[Node]:
         """The other new nodes that a new node reads, directly or not, in order."""

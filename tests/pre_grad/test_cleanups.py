@@ -31,6 +31,15 @@ def take(parts: Any, count: int) -> list[Any]:
 
 
 class TestRemoveNoops:
+    @pytest.mark.parametrize("idle", [lambda x: torch.cat((x,)), lambda x: x.view(4, 6)])
+    def test_what_is_made_without_gradients_stays(self, idle: Callable[..., Any]) -> None:
+        def function(x: Any) -> Any:
+            with torch.no_grad():
+                y = idle(x)
+            return torch.cat([y, y], 1)
+
+        keeps(remove_noops, function, [X], because="runs without gradients")
+
     @pytest.mark.parametrize(
         "idle",
         [

@@ -23,15 +23,14 @@ NUMBERED += [f"MD-{n}" for n in range(1, 5)]
 ENTRIES = [entry + part for entry in NUMBERED for part in PARTS.get(entry, ("",))]
 
 OPEN: dict[str, str] = {
-    "PRE-02": "exported graphs do not come to Ferrite yet; the lists of passes to add and remove go with them",
     "PRE-34": "nothing to build: patterns and kernels of a private package, whose public bodies are empty",
     "PM-6c": "a pattern cannot yet give loops at lowering; it edits the graph or is replaced",
-    "PM-7b": "a pattern is traced for inference only, not forward and backward at once",
 }
 
 PROOFS: dict[str, tuple[str, ...]] = {
     # The stage.
     "PRE-01": ("pre_grad/test_driver.py",),
+    "PRE-02": ("pre_grad/test_pre_dispatch.py",),
     "PRE-03": (
         "pre_grad/test_normalise.py::TestKeywords",
         "pre_grad/test_normalise.py::test_both_are_idempotent_together",
@@ -110,6 +109,7 @@ PROOFS: dict[str, tuple[str, ...]] = {
         "pattern/test_traced.py::TestAfterAutograd::test_replaced",
         "pattern/test_traced.py::TestAfterAutograd::test_numbers_that_are_parameters",
     ),
+    "PM-7b": ("pattern/test_traced.py::TestJoint",),
     "PM-8": (
         "pattern/test_traced.py::TestAfterAutograd::test_constants_are_held_against_the_real_thing",
         "pattern/test_traced.py::TestAfterAutograd::test_what_cannot_be_traced_is_no_match",

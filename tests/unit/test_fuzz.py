@@ -69,7 +69,6 @@ def test_loop_programs(part: int) -> None:
 
 # Programs that differ today, and why. Whoever mends it takes the number out: one that no longer differs fails.
 KNOWN = {
-    28: "batched layers: a result that needs no gradient asks for one if another of the set does",
     107: "normalise_ops: a part of tensor_split may be written, a part of split may not",
 }
 ENGINES_BEFORE_AUTOGRAD = ("all", "backwards", "all", "default", "all", "backwards", "dynamo", "default")
