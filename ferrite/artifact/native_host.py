@@ -32,6 +32,7 @@ from ferrite.graph.text import read_type
 from ferrite.host.memory import Life, place
 from ferrite.host.nodes import Call, Free, HostProgram, Launch, Return
 from ferrite.host.python import describe
+from ferrite.host.text import show_step
 from ferrite.native import machine
 from ferrite.syntax import Named, Ref, refs
 
@@ -71,6 +72,7 @@ class _Value:
     handle: int | None = None
     is_owned: bool = False
     pointer: int | None = None
+    is_promised: bool = False  # an op in eager made it: it may lie otherwise than `meta` says
 
 
 @dataclass(frozen=True)
@@ -282,12 +284,14 @@ class _Assembler:
                 self._handle(name)
             for result in results:
                 if result is not None:
-                    result.handle, result.is_owned = self.owned_slot(), True
+                    result.handle, result.is_owned, result.is_promised = self.owned_slot(), True, True
             python = self._python_object(call, results)
             self.call("ferrite_python", _address(machine.THREAD), python, machine.FRAME, checked=True)
 
     def _is_view(self, call: Call) -> bool:
-        return self.values[call.result].root == self.values[call.args[0].name].root
+        """Whether a call gives a view whose place in memory is known for sure."""
+        source = self.values[call.args[0].name]
+        return self.values[call.result].root == source.root and not source.is_promised
 
     def _python_object(self, call: Call, results: Sequence[_Value | None]) -> int:
         """The slot of an object that does a call in Python."""
@@ -517,7 +521,12 @@ class _PythonCall:
     def __call__(self, frame: int) -> None:
         tensors = {name: _tensor_of(_word_at(frame, slot)) for name, slot in self.operands.items() if slot is not None}
         args, kwargs = _filled((self.args, self.kwargs), tensors.__getitem__)
-        made = self.function(*args, **kwargs)
+        try:
+            made = self.function(*args, **kwargs)
+        except Exception as error:
+            if hasattr(error, "add_note"):  # Python 3.10 has no notes
+                error.add_note(f"raised in {show_step(self.call)}")
+            raise
         if made is None:
             return
         for slot, result in zip(self.results, made if isinstance(made, (tuple, list)) else (made,), strict=True):
@@ -641,6 +650,12 @@ class _Addresses(dict[str, int]):
             found = machine.address_of(libraries.get(name[:2], torch_library), name)
         self[name] = found
         return found
+
+
+def kept_memory() -> int:
+    """The bytes of memory that are kept for the next call."""
+    block = ctypes.c_void_p.from_address(_machine().address("ferrite_kept")).value
+    return 0 if block is None else ctypes.c_int64.from_address(block).value
 
 
 def release_memory() -> None:

@@ -46,7 +46,7 @@ BLOCK_HEADER = 64  # bytes in front of a block, which hold its length
 
 EXPORTS = (
     "ferrite_enter", "ferrite_take", "ferrite_give", "ferrite_drop", "ferrite_resume", "ferrite_python",
-    "ferrite_raise", "ferrite_hold", "ferrite_threads", "ferrite_alone",
+    "ferrite_raise", "ferrite_hold", "ferrite_threads", "ferrite_alone", "ferrite_kept",
 )  # fmt: skip
 
 
@@ -103,7 +103,7 @@ def machine_text(triple: str) -> str:
 
 
 _DECLARATIONS = f"""
-@ferrite_kept = internal global ptr null, align 8
+@ferrite_kept = global ptr null, align 8
 @ferrite_alone = global i32 0, align 4
 declare ptr @aligned_alloc(i64, i64)
 declare void @free(ptr)

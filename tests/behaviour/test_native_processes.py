@@ -29,6 +29,7 @@ faulthandler.dump_traceback_later({DEADLINE - 20}, exit=True)  # if it hangs, it
 import os, signal, sys, threading, time
 import numpy, torch
 torch.set_num_threads(2)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background is started deaf to Ctrl-C
 
 def compiled(function):
     return torch.compile(function, backend="ferrite", fullgraph=True, options={"strict": True, "executor": "native"})
