@@ -23,7 +23,6 @@ from ferrite.graph.eager_strides import correct_strides
 from ferrite.graph.joint import JOINT
 from ferrite.graph.order import sort_nodes
 from ferrite.graph.post_grad import MUTATE, POST_GRAD, PREPARE
-from ferrite.graph.post_grad.channels_last import choose_layout
 from ferrite.graph.post_grad.emit_deferred_asserts import emit_deferred_asserts
 from ferrite.graph.pre_grad.aten_forms import is_aten
 from ferrite.graph.pre_grad.plan import plan
@@ -148,7 +147,6 @@ def edit_post_grad(module: GraphModule, inputs: Inputs, options: Options, record
     prepare = PREPARE if options.runtime_asserts else tuple(run for run in PREPARE if run is not emit_deferred_asserts)
     edit(module, "post_grad", prepare, options, record)
     adopted = adopt_inputs(module.graph, inputs.values)
-    record.decisions.append(choose_layout(module.graph))
     before = {member: take(member.graph) for _, member in family(module)}
     if edit(module, "post_grad", with_user_passes("post_grad", POST_GRAD), options, record) or adopted:
         refresh(module, before[module], before)

@@ -24,7 +24,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.utils._pytree import tree_map_only
 
 from ferrite.graph.query import is_view
-from ferrite.graph.strides import copy_with_strides, insert, noted_strides, output_values
+from ferrite.graph.strides import copy_with_strides, insert, noted_strides, order_of, output_values
 from ferrite.graph.values import evaluate, fake_mode_of, same_metadata
 
 aten = torch.ops.aten
@@ -156,9 +156,8 @@ def _orders(node: Node) -> dict[int, list[int]]:
         value = source.meta.get("val")
         if not isinstance(value, torch.Tensor) or value.dim() not in IMAGES or value.layout != torch.strided:
             continue
-        steps = [_hint(stride) for stride in value.stride()]
-        order = sorted(range(value.dim()), key=lambda dim: -steps[dim])
-        if 0 not in steps and order != sorted(order):
+        order = order_of(value.stride())
+        if 0 not in value.stride() and order != sorted(order):
             orders.setdefault(value.dim(), order)
     return orders
 
@@ -178,10 +177,6 @@ def _in_order(value: torch.Tensor, order: Sequence[int] | None, mode: FakeTensor
         return FakeTensor(mode, memory, value.device)
     with mode:
         return torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device)
-
-
-def _hint(extent: Any) -> int:
-    return extent if isinstance(extent, int) else extent.node.hint
 
 
 def adopt_inputs(graph: Graph, values: Iterable[Any]) -> int:

@@ -7,6 +7,7 @@ choices are free to change strides inside the graph; `note_output_strides` write
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -36,6 +37,12 @@ def note_output_strides(graph: Graph, *, keep: bool = True) -> None:
         visible = keep and not (roles is not None and isinstance(roles[index], _SAVED))
         noted.append(_strides(node) if visible else None)
     output.meta[NOTED] = noted
+
+
+def order_of(strides: Sequence[Any]) -> list[int]:
+    """Dimensions from the slowest to the fastest; a stride that is a symbol counts as what it was in the trace."""
+    hints = [stride if isinstance(stride, int) else stride.node.hint for stride in strides]
+    return sorted(range(len(hints)), key=lambda dim: -hints[dim])
 
 
 def restore_output_strides(graph: Graph) -> int:
@@ -92,8 +99,7 @@ def copy_with_strides(graph: Graph, node: Node, strides: tuple[Any, ...]) -> Nod
         kind = {"dtype": value.dtype, "device": value.device}
         buffer = insert(graph, aten.empty_strided.default, (list(value.shape), list(strides)), kind, value.fake_mode)
         return insert(graph, aten.copy.default, (buffer, node))
-    hints = [int(stride) if isinstance(stride, int) else stride.node.hint for stride in strides]
-    order = sorted(range(len(hints)), key=lambda dim: -hints[dim])
+    order = order_of(strides)
     inverse = [order.index(dim) for dim in range(len(order))]
     permuted = insert(graph, aten.permute.default, (node, order))
     dense = insert(graph, aten.clone.default, (permuted,), {"memory_format": torch.contiguous_format})

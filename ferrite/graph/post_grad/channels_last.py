@@ -21,6 +21,7 @@ from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from ferrite.decisions import Decision
+from ferrite.graph.ledger import ledger_of
 from ferrite.graph.query import calls, tensors
 from ferrite.graph.relayout import IMAGES, lies_so, relayout
 from ferrite.graph.strides import noted_strides, output_values
@@ -36,9 +37,11 @@ _DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
 
 def channels_last(graph: Graph) -> int:
-    if noted_strides(graph) is None or not choose_layout(graph).taken:
+    if noted_strides(graph) is None:  # a graph that an op runs: its inputs and results lie as the op was traced
         return 0
-    return relayout(graph, _wanted)
+    choice = choose_layout(graph)
+    ledger_of(graph).decisions.append(choice)
+    return relayout(graph, _wanted) if choice.taken else 0
 
 
 def choose_layout(graph: Graph) -> Decision:
