@@ -47,7 +47,8 @@ from torch._guards import TracingContext
 from torch.fx import GraphModule
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ferrite import pipeline
+from ferrite import caching, pipeline
+from ferrite.artifact.compiled import CompiledGraph
 from ferrite.collection import without_collection
 from ferrite.decisions import Decision
 from ferrite.errors import UserFault
@@ -174,8 +175,29 @@ class _Compilation:
     def __init__(self, record: Record, options: Options) -> None:
         self.record = record
         self.options = options
+        self.made: dict[str, CompiledGraph] = {}  # by phase
 
     def compile(self, module: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        lookup = caching.look_up(module, self.options)
+        function = self._from_cache(lookup)
+        return function or self._through_autograd(module, inputs, lookup)
+
+    def _from_cache(self, lookup: caching.Lookup) -> Callable[..., Any] | None:
+        """What was compiled before, with the record of that; None if there is nothing, or nothing that works."""
+        if lookup.outcome == "off":
+            return None
+        entry = self.record.graph("cache")
+        with entry.stage("load"):
+            try:
+                function = caching.wrapped(lookup, self.record)
+            except Exception as error:
+                # The digest is right, so this is an entry that we should not have written.
+                lookup.fail(f"{type(error).__name__}: {error}")
+                function = None
+        entry.decisions.append(Decision("cache", (entry.name,), function is not None, lookup.reason))
+        return function
+
+    def _through_autograd(self, module: GraphModule, inputs: list[Any], lookup: caching.Lookup) -> Callable[..., Any]:
         use_rows = self.options.executor != "eager"
         run_aot = aot_autograd(
             fw_compiler=functools.partial(self._compile_after_autograd, phase="forward"),
@@ -186,7 +208,11 @@ class _Compilation:
             keep_inference_input_mutations=True,
             pre_grad_passes=lambda captured, _: self._edit_pre_grad(captured, inputs),
         )
-        with torch._functorch.config.patch(unlift_effect_tokens=True), kept_whole() if use_rows else nullcontext():
+        with (
+            torch._functorch.config.patch(unlift_effect_tokens=True),
+            kept_whole() if use_rows else nullcontext(),
+            caching.watching(lookup, self.made, self.record),
+        ):
             return run_aot(module, inputs)
 
     def _edit_pre_grad(self, module: GraphModule, inputs: Sequence[Any]) -> GraphModule:
@@ -238,6 +264,7 @@ class _Compilation:
                 for member, snapshot in spare.items():
                     restore(member, snapshot)
                 return make_boxed_func(module.forward)
+            self.made[phase] = compiled
             if phase == "forward":
                 _report_strides(module)
             trace.matrix_products(module)

@@ -19,6 +19,7 @@ ENVIRONMENT_PREFIX = "FERRITE_"
 SCHEMES = ("normal", "serialize")
 EXECUTORS = ("eager", "oracle", "native")
 HOSTS = ("native", "python")
+CACHES = ("on", "off", "read-only", "strict")
 
 # Names with their settings, in order, as a value that does not change.
 Asked = tuple[tuple[str, tuple[tuple[str, Any], ...]], ...]
@@ -96,6 +97,16 @@ class Options:
             "doc": "random ops run in eager and give its stream; else lowered ones draw from a counter generator"
         },
     )
+    cache: str = field(
+        default="on",
+        metadata={"doc": f"compiled graphs on disk: {', '.join(CACHES)} (raise where a broken disk is only logged)"},
+    )
+    cache_dir: str = field(
+        default="", metadata={"doc": "where they are; empty: 'ferrite' in the user's folder for caches"}
+    )
+    cache_megabytes: int | None = field(
+        default=2048, metadata={"doc": "beyond this, what was not used for the longest time goes; None: no limit"}
+    )
     debug: bool = field(default=False, metadata={"doc": "write every stage of every graph below debug_dir"})
     debug_dir: str = field(default="ferrite_debug", metadata={"doc": "where debug files go"})
 
@@ -108,7 +119,7 @@ MODES: dict[str, dict[str, Any]] = {
     "max-autotune-no-cudagraphs": {},
 }
 
-_CHOICES = {"compile_mode": SCHEMES, "executor": EXECUTORS, "host": HOSTS}
+_CHOICES = {"compile_mode": SCHEMES, "executor": EXECUTORS, "host": HOSTS, "cache": CACHES}
 _FIELDS = {entry.name: entry for entry in fields(Options)}
 _KINDS: dict[str, tuple[type, ...]] = {
     "bool": (bool,),

@@ -1,30 +1,31 @@
 """A compiled graph: a host program with all that it needs, callable, printable, and able to leave the process.
 
 Life story: the pipeline makes one; `load` turns its program into a function, now or in another process; AOTAutograd
-keeps and calls that function; `to_bytes` and `from_bytes` carry everything else (never the function, never pickled
-code).
+keeps and calls that function; a `Parcel` carries everything else, machine code included (never the function, never
+pickled code).
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import msgspec
 import torch
-from torch._guards import tracing
 from torch._ops import OpOverload
 from torch.autograd import profiler
 
-from ferrite.artifact.kernels import Kernels, kernels_of
+from ferrite.artifact.constants import StoredTensor, load_tensor, store_tensors
+from ferrite.artifact.kernels import Code, Kernels, Source, StoredProgram, kernels_of, program_of, text_of
 from ferrite.errors import Unsupported
 from ferrite.graph.names import resolve
+from ferrite.host import packed
 from ferrite.host.nodes import HostProgram
 from ferrite.host.python import PythonCode, emit, load
-from ferrite.host.text import parse_program, show_program
+from ferrite.host.text import show_program
 
 
 class Facts(msgspec.Struct, frozen=True):
@@ -41,12 +42,15 @@ class Facts(msgspec.Struct, frozen=True):
     host: str = "python"  # what runs the program around them: "native" where every step has a door, "python"
 
 
-class _Parcel(msgspec.Struct, frozen=True):
-    """The bytes of a compiled graph: text, facts, and constants as torch.save writes tensors."""
+class Parcel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A compiled graph outside of any process. `program` as `host.packed` writes it, without its kernels: these are
+    texts by name, which are read only when one fails."""
 
-    program: str
+    program: Any
+    kernels: dict[str, str]
     facts: Facts
-    constants: bytes
+    constants: dict[str, StoredTensor]
+    code: Code | None
 
 
 @dataclass
@@ -56,23 +60,35 @@ class CompiledGraph:
     program: HostProgram
     constants: dict[str, Any]
     facts: Facts
-    code: PythonCode = field(init=False)
-    key: str = field(init=False)
+    stored: tuple[StoredProgram, ...] = ()  # the kernels, if the program is without them
+    built: Code | None = None  # machine code of the kernels, once there is some
     run: Callable[[list[Any]], Any] | None = field(init=False, default=None, repr=False)
     refused: dict[str, str] = field(init=False, default_factory=dict)  # kernels without machine code, and why
     why_python: str = field(init=False, default="")  # why Python runs between kernels although it need not
 
     def __post_init__(self) -> None:
-        self.code = emit(self.program)
-        self.key = hashlib.sha256(self.code.source.encode()).hexdigest()
         # AOTAutograd's wrappers copy only an instance's own attributes: a class attribute would not be seen.
         self._boxed_call = True
+
+    @cached_property
+    def code(self) -> PythonCode:
+        """The program in Python: what runs where the native host does not, and what people read."""
+        return emit(self.program)
+
+    @cached_property
+    def key(self) -> str:
+        return hashlib.sha256(msgspec.msgpack.encode(packed.pack(self.program))).hexdigest()
+
+    @property
+    def kernels(self) -> tuple[Source, ...]:
+        return self.stored or self.program.kernels
 
     def load(self) -> Callable[[list[Any]], Any]:
         """Link the program into this process; the second time gives the same function."""
         if self.run is None:
-            kernels = kernels_of(self.program.kernels, self.facts.executor)
-            self.refused = kernels.refused
+            kernels = kernels_of(self.kernels, self.facts.executor, self.built)
+            self.built = kernels.code
+            self.refused = kernels.code.refused if kernels.code else {}
             body = self._native_body(kernels)
             if body is None:
                 body = load(self.program, self.code, self.constants, kernels.functions, resolve, _callable)
@@ -96,24 +112,31 @@ class CompiledGraph:
         return self.load()(args)
 
     def __str__(self) -> str:
-        return show_program(self.program)
+        kernels = tuple(program_of(kernel) for kernel in self.kernels)
+        return show_program(replace(self.program, kernels=kernels))
+
+    def parcel(self) -> Parcel:
+        """Everything but the function. Raises `Unsupported` if a constant exists only in this process."""
+        return Parcel(
+            packed.pack(self.program),
+            {source.name: text_of(source) for source in self.kernels},
+            self.facts,
+            store_tensors(self.constants),
+            self.built,
+        )
+
+    @staticmethod
+    def unpack(parcel: Parcel) -> CompiledGraph:
+        constants = {name: load_tensor(stored) for name, stored in parcel.constants.items()}
+        stored = tuple(StoredProgram(name, text) for name, text in parcel.kernels.items())
+        return CompiledGraph(packed.unpack(parcel.program), constants, parcel.facts, stored, parcel.code)
 
     def to_bytes(self) -> bytes:
-        """Everything but the function. Raises `Unsupported` if a constant exists only in this process."""
-        strangers = [name for name, value in self.constants.items() if not isinstance(value, torch.Tensor)]
-        if strangers:
-            raise Unsupported(f"{', '.join(strangers)} cannot leave the process", why="not a tensor")
-        buffer = io.BytesIO()
-        torch.save(self.constants, buffer)
-        return msgspec.msgpack.encode(_Parcel(show_program(self.program), self.facts, buffer.getvalue()))
+        return msgspec.msgpack.encode(self.parcel())
 
     @staticmethod
     def from_bytes(data: bytes) -> CompiledGraph:
-        parcel = msgspec.msgpack.decode(data, type=_Parcel)
-        # Under a tracing context torch.load would give fake tensors.
-        with tracing(None):
-            constants = torch.load(io.BytesIO(parcel.constants), weights_only=True)
-        return CompiledGraph(parse_program(parcel.program), constants, parcel.facts)
+        return CompiledGraph.unpack(msgspec.msgpack.decode(data, type=Parcel))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return CompiledGraph.from_bytes, (self.to_bytes(),)

@@ -5,18 +5,20 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import Any
+from functools import cached_property, lru_cache
+from typing import Any, TypeAlias
 
+import msgspec
 import numpy
 import torch
 
 from ferrite.errors import ToolFailed
-from ferrite.loops.index import Atom, evaluate, product
+from ferrite.loops.index import Atom, evaluate, index, product
 from ferrite.loops.nodes import Program
 from ferrite.loops.rewrite import can_raise
+from ferrite.loops.text import parse_program, show
 
 Kernel = Callable[..., None]
 
@@ -42,26 +44,69 @@ class NativeKernel:
     library: Any  # owns the code
 
 
+class KernelFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a caller of a kernel must know. `locals`: the length of each in bytes, None if that depends on sizes;
+    `spared`: those that the kernel keeps in registers; `put_back` as in `NativeKernel`."""
+
+    parameters: int
+    sizes: int
+    locals: tuple[int, ...] | None
+    spared: frozenset[str]
+    put_back: tuple[int, ...]
+
+
+class Code(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The machine code of some kernels before it is linked into a process. `externals`: what it calls outside;
+    `refused`: the kernels that have no code, and why."""
+
+    objects: tuple[bytes, ...]
+    kernels: dict[str, KernelFacts]
+    externals: frozenset[str]
+    refused: dict[str, str]
+
+
+@dataclass(frozen=True)
+class StoredProgram:
+    """A loop program that is read from its text when somebody asks for it."""
+
+    name: str
+    text: str
+
+    @cached_property
+    def program(self) -> Program:
+        return parse_program(self.text)
+
+
+Source: TypeAlias = "Program | StoredProgram"
+
+
+def program_of(source: Source) -> Program:
+    return source.program if isinstance(source, StoredProgram) else source
+
+
+def text_of(source: Source) -> str:
+    return source.text if isinstance(source, StoredProgram) else show(source)
+
+
 @dataclass(frozen=True)
 class Kernels:
-    """Every program as a function on its buffers and sizes. `native`: those with machine code; `refused`: the others,
-    and why."""
+    """Every program as a function on its buffers and sizes. `native`: those with machine code, which is `code`."""
 
     functions: dict[str, Kernel]
     native: dict[str, NativeKernel] = field(default_factory=dict)
-    refused: dict[str, str] = field(default_factory=dict)
+    code: Code | None = None
 
 
-def kernels_of(programs: Sequence[Program], executor: str) -> Kernels:
-    if executor == "native" and programs:
-        return native_kernels(programs)
-    return Kernels({program.name: oracle_kernel(program) for program in programs})
+def kernels_of(sources: Sequence[Source], executor: str, code: Code | None = None) -> Kernels:
+    """The kernels of a graph; `code`: what was built for them before, here or in another process."""
+    if executor == "native" and sources:
+        return link(sources, code or build_code([program_of(source) for source in sources]))
+    return Kernels({source.name: oracle_kernel(source) for source in sources})
 
 
-def native_kernels(programs: Sequence[Program]) -> Kernels:
-    """Machine code, of as many modules as threads make objects at once: each kernel is in one of them. A program that
-    native code refuses is run by the oracle."""
-    from ferrite.native import build, emit, target, team  # LLVM is loaded by the first graph that has kernels
+def build_code(programs: Sequence[Program]) -> Code:
+    """Machine code, of as many modules as threads make objects at once: each kernel is in one of them."""
+    from ferrite.native import build, emit, target  # LLVM is loaded by the first graph that has kernels
 
     host = target.host()
     workers = max(min(torch.get_num_threads(), len(programs) // FEWEST_KERNELS, build.MOST_WORKERS), 1)
@@ -74,24 +119,44 @@ def native_kernels(programs: Sequence[Program]) -> Kernels:
 
     objects = build.build_all(texts(), host, workers)
     spared = {name: those for module in modules for name, those in module.spared.items()}
-    outside = team.imports(name for module in modules for name in module.externals)
-    library = build.load(objects, spared, outside)
-    functions = {program.name: oracle_kernel(program) for program in programs}
-    native = {
-        program.name: NativeKernel(
-            library.address(program.name),
-            len(program.parameters),
-            len(program.sizes),
-            _places_of_locals(program, spared[program.name]),
-            functions[program.name],
-            _to_put_back(program),
-            library,
-        )
-        for program in programs
-        if program.name in spared
-    }
+    return Code(
+        tuple(objects),
+        {program.name: _facts(program, spared[program.name]) for program in programs if program.name in spared},
+        frozenset(name for module in modules for name in module.externals),
+        {name: why for module in modules for name, why in module.refused.items()},
+    )
+
+
+def link(sources: Sequence[Source], code: Code) -> Kernels:
+    """Code in this process. A program that native code refuses is run by the oracle."""
+    from ferrite.native import build, team
+
+    library = build.load(code.objects, code.kernels, team.imports(code.externals))
+    functions = {source.name: oracle_kernel(source) for source in sources}
+    native = {}
+    for source in sources:
+        facts = code.kernels.get(source.name)
+        if facts is not None:
+            native[source.name] = NativeKernel(
+                library.address(source.name),
+                facts.parameters,
+                facts.sizes,
+                _places_of_locals(source, facts),
+                functions[source.name],
+                facts.put_back,
+                library,
+            )
     functions |= {name: _native_function(name, kernel) for name, kernel in native.items()}
-    return Kernels(functions, native, {name: why for module in modules for name, why in module.refused.items()})
+    return Kernels(functions, native, code)
+
+
+def _facts(program: Program, spared: frozenset[str]) -> KernelFacts:
+    lengths = []
+    for buffer in program.locals:
+        elements = index(0) if buffer.name in spared else product(buffer.sizes)
+        lengths.append(None if elements.terms else elements.constant * buffer.dtype.bytes)
+    known = None if None in lengths else tuple(length for length in lengths if length is not None)
+    return KernelFacts(len(program.parameters), len(program.sizes), known, spared, _to_put_back(program))
 
 
 def _native_function(name: str, kernel: NativeKernel) -> Kernel:
@@ -133,19 +198,28 @@ def _to_put_back(program: Program) -> tuple[int, ...]:
     return tuple(n for n, parameter in enumerate(program.parameters) if parameter.role == "inout")
 
 
-def _places_of_locals(program: Program, spared: frozenset[str]) -> Callable[[tuple[int, ...]], list[int]]:
+def _places_of_locals(source: Source, facts: KernelFacts) -> Callable[[tuple[int, ...]], list[int]]:
     """Where each local starts in one piece of memory for all of them, and the length of it, by the sizes of a call."""
+    if facts.locals is not None:
+        always = _one_behind_another(facts.locals)
+        return lambda sizes: always
 
     @lru_cache(maxsize=64)
     def places(sizes: tuple[int, ...]) -> list[int]:
+        program = program_of(source)
         known: dict[Atom, int] = dict(zip(program.sizes, map(int, sizes), strict=True))
-        found = [0]
-        for buffer in program.locals:
-            wanted = 0 if buffer.name in spared else evaluate(product(buffer.sizes), known)
-            length = wanted * buffer.dtype.bytes
-            found.append(found[-1] + -(-length // LINE) * LINE)
-        return found
+        return _one_behind_another(
+            0 if buffer.name in facts.spared else evaluate(product(buffer.sizes), known) * buffer.dtype.bytes
+            for buffer in program.locals
+        )
 
+    return places
+
+
+def _one_behind_another(lengths: Iterable[int]) -> list[int]:
+    places = [0]
+    for length in lengths:
+        places.append(places[-1] + -(-length // LINE) * LINE)
     return places
 
 
@@ -170,16 +244,17 @@ def _note_fork() -> None:
 os.register_at_fork(after_in_child=_note_fork)
 
 
-def oracle_kernel(program: Program) -> Kernel:
+def oracle_kernel(source: Source) -> Kernel:
     """A kernel that NumPy runs, plainly and slowly: the reference for every other way to run it."""
-    from ferrite.loops import oracle  # only graphs with kernels need it
-
-    names = [parameter.buffer.name for parameter in program.parameters]
-    size_names = [size.name for size in program.sizes]
 
     def run(*arguments: Any) -> None:
+        from ferrite.loops import oracle  # only kernels without code, and errors, need it
+
+        program = program_of(source)
+        names = [parameter.buffer.name for parameter in program.parameters]
         tensors, sizes = arguments[: len(names)], arguments[len(names) :]
         arrays = {name: as_array(tensor) for name, tensor in zip(names, tensors, strict=True)}
+        size_names = [size.name for size in program.sizes]
         oracle.run(program, dict(zip(size_names, map(int, sizes), strict=True)), arrays)
 
     return run

@@ -18,7 +18,6 @@ from typing import Any
 from ferrite.errors import Malformed, ToolFailed
 from ferrite.host.nodes import Call, HostProgram, Launch, Origin, Return, Step
 from ferrite.host.text import show_step
-from ferrite.loops.rewrite import can_raise
 from ferrite.syntax import Named, Ref, show, show_call
 
 
@@ -35,7 +34,6 @@ class PythonCode:
 def emit(program: HostProgram) -> PythonCode:
     """The source of a program. It takes one list and empties it; its functions take arguments as usual."""
     names = _Names(program)
-    kernels = {kernel.name for kernel in program.kernels if any(can_raise(nest) for nest in kernel.nests)}
     lines: list[str] = []
     fallible: dict[int, Launch] = {}
     for function in (*program.functions, program):
@@ -43,7 +41,7 @@ def emit(program: HostProgram) -> PythonCode:
         lines += _header(function, boxed=function is program)
         for step in function.steps:
             lines.append(f"    {_line(step, names)}")
-            if isinstance(step, Launch) and step.kernel in kernels:
+            if isinstance(step, Launch) and step.origins:
                 fallible[len(lines)] = step
     return PythonCode("\n".join(lines) + "\n", names.called, names.passed, fallible)
 
@@ -162,7 +160,7 @@ def _own_names(program: HostProgram) -> list[str]:
     names = ["args", "inf", "nan", "slice", "complex", program.name]
     names += [entry.name for entry in program.inputs] + [constant.name for constant in program.constants]
     names += [step.result for step in program.steps if isinstance(step, Call)]
-    names += [kernel.name for kernel in program.kernels]
+    names += [step.kernel for step in program.steps if isinstance(step, Launch)]
     for function in program.functions:
         names += _own_names(function)
     return names

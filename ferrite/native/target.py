@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
+import llvmlite
 import llvmlite.binding as llvm
 
 from ferrite.loops.dtypes import DType
@@ -96,6 +97,11 @@ def runs_here(target: Target) -> bool:
         and (here.has_avx2 or not target.has_avx2)
         and (here.has_fma or not target.has_fma)
     )
+
+
+@cache
+def llvm_version() -> str:
+    return f"llvmlite {llvmlite.__version__}, LLVM {'.'.join(map(str, llvm.llvm_version_info))}"
 
 
 @cache

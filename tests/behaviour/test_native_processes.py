@@ -137,11 +137,11 @@ assert is_right()
 
 # Fork while other threads of the parent are inside of a kernel. They call it directly: a fork while a thread is inside
 # of Dynamo may leave Dynamo locked in the child, with any backend.
-from ferrite.artifact.kernels import native_kernels
+from ferrite.artifact.kernels import kernels_of
 from ferrite.loops.text import parse_program
 
 text = "def kernel(x: f32[1048576], y: out(f32[1048576])):\\n    for i in box(1048576):\\n        y[i] = sin(x[i])\\n"
-kernel = native_kernels([parse_program(text)]).functions["kernel"]
+kernel = kernels_of([parse_program(text)], "native").functions["kernel"]
 stop = threading.Event()
 
 def busy():

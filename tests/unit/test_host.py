@@ -218,7 +218,7 @@ def test_operator_names_do_not_clash_with_values() -> None:
 def test_names_that_are_no_identifiers_are_refused() -> None:
     hostile = Call("y; import os", "aten.sin.default", (Ref("x"),), {})
     with pytest.raises(Malformed, match="no identifier"):
-        CompiledGraph(sine_program(hostile), {}, FACTS)
+        CompiledGraph(sine_program(hostile), {}, FACTS).load()
 
 
 def test_pickled_graph_gives_the_same_bits() -> None:

@@ -44,8 +44,11 @@ ARROWS: dict[str, set[str]] = {
         "schedule",
     },
     "schemes": {"artifact", "errors", "options", "pipeline", "report"},
+    "caching": {"artifact", "errors", "extension", "options", "report"},
     "interface": {"graph"},
     "backend": {
+        "artifact",
+        "caching",
         "collection",
         "decisions",
         "errors",
@@ -66,10 +69,12 @@ KNOWS_REPORT = {
     "numeric_check": {"report.record"},
     "pipeline": {"report.record"},
     "schemes": {"report.record"},
+    "caching": {"report.record"},
 }
 SEES_TORCH = {
     "backend",
     "bisection",
+    "caching",
     "extension",
     "interface",
     "schemes",

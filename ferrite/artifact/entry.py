@@ -1,0 +1,80 @@
+"""What the cache keeps of one captured graph: its compiled graphs, and what PyTorch needs to wrap them.
+
+An entry is msgpack of the types below, decoded strictly: a field that is missing, unknown or of another type makes it
+no entry. Machine code stands beside it under its own digest, so that entries share it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from ferrite.artifact.compiled import Parcel
+
+FORMAT = 1
+
+
+class Wrapping(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What AOTAutograd keeps about the graphs; `facts` as `autograd_facts.pack` writes them."""
+
+    facts: Any
+    saved: int | None  # how many results of the forward graph are there for the backward graph
+    detached: tuple[int, ...]  # inputs that the forward graph takes without their history
+    saved_sizes: int | None
+
+
+class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`fields`: of the key. `guards`: what the sizes of a call must satisfy, over its symbolic inputs in order.
+    `records`: what the compile said, for the record of whoever finds this."""
+
+    fields: dict[str, str]
+    guards: str
+    wrapping: Wrapping
+    graphs: dict[str, Parcel]  # by phase: "inference", or "forward" and "backward"
+    objects: dict[str, tuple[str, ...]]  # by phase: the digests of what `Code.objects` holds
+    records: bytes
+    format: int = FORMAT
+
+
+def encode(entry: Entry) -> tuple[bytes, dict[str, bytes]]:
+    """The bytes of an entry, and its objects by digest."""
+    objects: dict[str, bytes] = {}
+    named: dict[str, tuple[str, ...]] = {}
+    graphs: dict[str, Parcel] = {}
+    for phase, parcel in entry.graphs.items():
+        made = {hashlib.sha256(data).hexdigest(): data for data in parcel.code.objects} if parcel.code else {}
+        objects |= made
+        named[phase] = tuple(made)
+        graphs[phase] = _with_objects(parcel, ())
+    return msgspec.msgpack.encode(msgspec.structs.replace(entry, graphs=graphs, objects=named)), objects
+
+
+def decode(data: bytes, read_object: Callable[[str], bytes | None]) -> Entry:
+    """The entry with its objects. Raises `ValueError` if the bytes are none, `LookupError` if an object is missing."""
+    try:
+        entry = msgspec.msgpack.decode(data, type=Entry)
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"it is no entry: {error}") from error
+    if entry.format != FORMAT:
+        raise ValueError(f"it is an entry of format {entry.format}, and this is {FORMAT}")
+    graphs = {}
+    for phase, parcel in entry.graphs.items():
+        objects = []
+        for name in entry.objects.get(phase, ()):
+            found = read_object(name)
+            if found is None:
+                raise LookupError(f"its object {name} is gone")
+            if hashlib.sha256(found).hexdigest() != name:
+                raise ValueError(f"object {name} is another one")
+            objects.append(found)
+        graphs[phase] = _with_objects(parcel, tuple(objects))
+    return msgspec.structs.replace(entry, graphs=graphs)
+
+
+def _with_objects(parcel: Parcel, objects: tuple[bytes, ...]) -> Parcel:
+    if parcel.code is None:
+        return parcel
+    return msgspec.structs.replace(parcel, code=msgspec.structs.replace(parcel.code, objects=objects))

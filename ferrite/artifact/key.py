@@ -1,0 +1,203 @@
+"""Everything that a compiled result depends on, field by field, as text; the key is the digest of it.
+
+A key is made before any pass has run, so a hit skips them too: what passes do follows from the graph, the options and
+the sources of Ferrite, which are all in it. Two keys are compared field by field to say why a lookup missed. What the
+result would depend on and what has no text (a Python function of the user's, a tensor that is not an input) is
+`Unsupported`: such a graph is not cached.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import Graph, GraphModule, Node
+from torch.utils._pytree import tree_leaves
+
+from ferrite.errors import Unsupported
+from ferrite.graph.names import name_of
+from ferrite.graph.text import show_graph, show_type
+
+Fields = dict[str, str]
+
+# Functions that may stand in a graph: their meaning is part of PyTorch's version, or of Python's.
+_KNOWN_MODULES = ("torch.", "operator.", "math.", "builtins.", "einops.", "higher_order.")
+_KNOWN_OPS = frozenset({"aten", "prims", "prim", "_c10d_functional", "mkldnn", "quantized", "torchvision"})
+_NOT_STORED = frozenset({"higher_order.autograd_function_apply", "higher_order.triton_kernel_wrapper_mutation",
+                         "higher_order.flex_attention"})  # fmt: skip
+
+
+def digest(fields: Mapping[str, str]) -> str:
+    """The key: hexadecimal, the same in every process for the same fields."""
+    whole = hashlib.sha256()
+    for name in sorted(fields):
+        for part in (name, fields[name]):
+            data = part.encode()
+            whole.update(len(data).to_bytes(8, "little"))
+            whole.update(data)
+    return whole.hexdigest()
+
+
+def difference(wanted: Mapping[str, str], found: Mapping[str, str]) -> list[str]:
+    """What differs between two keys: each field with the first line that is another one."""
+    told = []
+    for name in sorted({*wanted, *found}):
+        here, there = wanted.get(name, "").splitlines(), found.get(name, "").splitlines()
+        if here != there:
+            pairs = [*zip(here, there, strict=False), *((line, "") for line in here[len(there) :]),
+                     *(("", line) for line in there[len(here) :])]  # fmt: skip
+            now, then = next((a, b) for a, b in pairs if a != b)
+            told.append(f"{name}: {now.strip() or 'nothing'!s}, it was made for {then.strip() or 'nothing'!s}")
+    return told
+
+
+def fields_of(module: GraphModule, options: Mapping[str, str], passes: str) -> Fields:
+    """The key of a captured graph. `options` as text; `passes`: the identity of what users registered.
+
+    Raises `Unsupported` with the reason if the graph cannot be stored.
+    """
+    llvm, cpu = _machine()
+    return {
+        "graph": "\n".join(_graph_lines(module)),
+        "inputs": "\n".join(_input_lines(module.graph)),
+        "state": "\n".join(_state_lines()),
+        "options": "\n".join(f"{name} = {text}" for name, text in sorted(options.items())),
+        "passes": passes,
+        "ferrite": source_digest(),
+        "torch": f"{torch.__version__} {torch.version.git_version}",
+        "llvm": llvm,
+        "cpu": cpu,
+    }
+
+
+# ---- the graph
+
+
+def _graph_lines(module: GraphModule, name: str = "graph") -> Iterator[str]:
+    _refuse_state(module)
+    for node in module.graph.nodes:
+        _check_node(module, node)
+        custom = node.meta.get("custom")
+        if custom:
+            yield f"{name} {node.name} custom {custom!r}"
+    yield show_graph(module.graph, name, sources=True)
+    for node in module.graph.find_nodes(op="get_attr"):
+        yield from _graph_lines(getattr(module, node.target), node.target)
+
+
+def _refuse_state(module: GraphModule) -> None:
+    held = next(iter((*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))), None)
+    if held is not None:
+        raise Unsupported(f"the graph holds a tensor: {held[0]}")
+
+
+def _check_node(module: GraphModule, node: Node) -> None:
+    match node.op:
+        case "call_module":
+            raise Unsupported(f"the graph calls a module: {node.target}")
+        case "get_attr":
+            if not isinstance(getattr(module, node.target, None), GraphModule):
+                raise Unsupported(f"the graph holds an object: {node.target}")
+        case "call_function":
+            name = name_of(node.target)
+            if name is None or name in _NOT_STORED or not _is_known(node.target, name):
+                raise Unsupported(f"the graph calls {name or node.target}, whose meaning may change")
+    for leaf in tree_leaves((node.args, node.kwargs)):
+        if not isinstance(leaf, (Node, slice, str, int, float, complex, type(None))) and name_of(leaf) is None:
+            raise Unsupported(f"{node.name} takes a {type(leaf).__name__}")
+
+
+def _is_known(target: Any, name: str) -> bool:
+    if isinstance(target, OpOverload):
+        return target.namespace in _KNOWN_OPS
+    return name.startswith(_KNOWN_MODULES)
+
+
+# ---- inputs and the state of the process
+
+
+def _input_lines(graph: Graph) -> Iterator[str]:
+    storages: dict[int, int] = {}  # who shares memory with whom
+    symbols: dict[str, str] = {}
+    for position, node in enumerate(graph.find_nodes(op="placeholder")):
+        value = node.meta.get("example_value", node.meta.get("val"))
+        if isinstance(value, torch.Tensor):
+            _refuse_tensor(node, value)
+            storage = value.untyped_storage()._cdata
+            shared = storages.setdefault(storage, position)
+            marks = [
+                "parameter" if isinstance(value, torch.nn.Parameter) else "",
+                "gradient" if value.requires_grad else "",
+                "" if value.is_leaf else "made",
+                f"shares {shared} at {value.storage_offset()}" if shared != position else "",
+                f"static {kind}" if (kind := getattr(value, "_dynamo_static_input_type", None)) else "",
+                "conj" if value.is_conj() else "",
+                "neg" if value.is_neg() else "",
+            ]
+            yield " ".join((f"{position}: {show_type(value)} {value.device}", *filter(None, marks)))
+            extents: Sequence[Any] = (*value.shape, *value.stride(), value.storage_offset())
+        elif isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            yield f"{position}: {show_type(value)}"
+            extents = (value,)
+        elif value is None or isinstance(value, (bool, int, float)):
+            yield f"{position}: {value!r}"
+            extents = ()
+        else:
+            raise Unsupported(f"input {node.name} is a {type(value).__name__}")
+        for extent in extents:
+            if isinstance(extent, torch.SymInt):
+                for symbol in extent.node.expr.free_symbols:
+                    symbols[str(symbol)] = str(extent.node.shape_env.bound_sympy(symbol))
+    for name in sorted(symbols):
+        yield f"{name} in {symbols[name]}"
+
+
+def _refuse_tensor(node: Node, value: torch.Tensor) -> None:
+    if not isinstance(value, FakeTensor) or value.layout != torch.strided or value.device.type != "cpu":
+        raise Unsupported(f"input {node.name} is no plain tensor on the CPU")
+
+
+def _state_lines() -> Iterator[str]:
+    """Switches of PyTorch that steer what is traced or which kernel of a library runs."""
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+        raise Unsupported("hooks on saved tensors are active")
+    yield f"gradients {torch.is_grad_enabled()}, inference mode {torch.is_inference_mode_enabled()}"
+    yield f"autocast {torch.is_autocast_enabled('cpu')} {torch.get_autocast_dtype('cpu')}"
+    yield f"default dtype {torch.get_default_dtype()}"
+    yield (
+        f"deterministic {torch.are_deterministic_algorithms_enabled()} "
+        f"{torch.is_deterministic_algorithms_warn_only_enabled()} {torch.utils.deterministic.fill_uninitialized_memory}"
+    )
+    yield f"oneDNN {torch._C._get_mkldnn_enabled()} {torch.backends.mkldnn.deterministic}"
+    yield f"float32 products {torch.get_float32_matmul_precision()}"
+    attention = torch.backends.cuda
+    yield (
+        f"attention {attention.flash_sdp_enabled()} {attention.mem_efficient_sdp_enabled()} "
+        f"{attention.math_sdp_enabled()} {attention.cudnn_sdp_enabled()}"
+    )
+    yield f"autograd {torch._functorch.config.get_hash().hex()}"
+
+
+@cache
+def source_digest() -> str:
+    """Of all sources of Ferrite, since any of them may change what is made."""
+    package = Path(__file__).parents[1]
+    whole = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        whole.update(str(path.relative_to(package)).encode())
+        whole.update(hashlib.sha256(path.read_bytes()).digest())
+    return whole.hexdigest()
+
+
+def _machine() -> tuple[str, str]:
+    """What makes machine code, and what it is made for."""
+    from ferrite.native.target import host, llvm_version  # LLVM is loaded by the first graph that may have kernels
+
+    target = host()
+    return llvm_version(), f"{target.triple} {target.cpu}\n{target.features}"

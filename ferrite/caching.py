@@ -1,0 +1,417 @@
+"""The cache between Dynamo and AOTAutograd: a graph that was compiled before is neither traced nor compiled again.
+
+    look_up     the key of a captured graph, and the entry under it whose guards hold: hit, miss or bypass, and why
+    wrapped     a hit becomes the function that AOTAutograd would have made
+    watching    a miss is compiled; what AOTAutograd then knows is stored with the compiled graphs
+
+PyTorch's own cache of AOTAutograd's results does this with pickles and with Inductor's modules, whose import takes
+longer than a small trace. Here entries are plain data (`artifact/entry.py`), and PyTorch is asked at two places only:
+`graph_compile` tells what it knows of a function when it is done (Note [Watching]), and `_apply_runtime_wrappers`
+makes a function of that.
+
+Note [Watching]
+    AOTAutograd calls `_cache_inference_info`, or `_cache_autograd_info`, once for each function, with everything that
+    its own cache would store. Both are wrapped while Ferrite compiles, under Dynamo's lock. The second gives back a
+    function that AOTAutograd calls when it has compiled the backward graph, at once or at the first `backward()`; the
+    entry is stored then.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import msgspec
+import torch
+from torch._dynamo.utils import counters
+from torch._functorch import aot_autograd
+from torch._functorch._aot_autograd import graph_compile
+from torch._functorch._aot_autograd.schemas import AOTConfig
+from torch._guards import TracingContext
+from torch.fx import GraphModule
+from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
+
+from ferrite import extension
+from ferrite.artifact import autograd_facts
+from ferrite.artifact.compiled import CompiledGraph
+from ferrite.artifact.entry import Entry, Wrapping, decode, encode
+from ferrite.artifact.key import Fields, digest, fields_of
+from ferrite.artifact.store import GRAPHS, OBJECTS, Store
+from ferrite.errors import Unsupported
+from ferrite.options import Options
+from ferrite.report.record import GraphRecord, Record
+
+log = logging.getLogger(__name__)
+
+MOST_UNDER_ONE_KEY = 8  # entries that differ in what their sizes must satisfy
+
+# Options that do not change what is made; and those under which a compile is looked at, which a hit would skip.
+_WITHOUT_EFFECT = frozenset({"cache", "cache_dir", "cache_megabytes", "debug_dir", "strict", "partitioner"})
+_LOOKED_AT = {"bisect_limit": None, "bisect_rewrites": None, "numeric_check": (), "debug": False, "keep_text": False,
+              "explain_patterns": (), "compile_mode": "normal"}  # fmt: skip
+
+
+@dataclass
+class Lookup:
+    """What the cache said of one captured graph. `outcome`: "hit", "miss", "bypass" or "off"."""
+
+    outcome: str
+    reason: str
+    key: str = ""
+    fields: Fields | None = None
+    entry: Entry | None = None
+    store: Store | None = None
+    name: str = ""  # under which the entry was found
+    sizes: tuple[torch.SymInt, ...] = ()  # the symbolic inputs, in order
+
+    def fail(self, why: str) -> None:
+        """An entry that was found does not work: it goes, and the graph is compiled."""
+        if self.store is not None:
+            self.store.discard(GRAPHS, self.name, why)
+        self.outcome, self.entry = "miss", None
+        self.reason = f"what was stored does not work: {why}"
+
+
+_latest: list[Lookup] = []
+
+
+def latest() -> Lookup | None:
+    """The latest lookup of this process."""
+    return _latest[-1] if _latest else None
+
+
+# ---- where
+
+
+def store_of(options: Options) -> Store | None:
+    """The folder that the options name; None if there is to be no cache."""
+    if options.cache == "off" or torch.compiler.config.force_disable_caches:
+        return None
+    return _opened(options.cache, options.cache_dir or _default_folder(), options.cache_megabytes)
+
+
+@lru_cache(maxsize=8)
+def _opened(mode: str, folder: str, megabytes: int | None) -> Store:
+    limit = None if megabytes is None else megabytes << 20
+    store = Store(Path(folder), writable=mode != "read-only", strict=mode == "strict", limit=limit)
+    if not folder:
+        store.trouble = "this user has no home"
+        log.warning("Ferrite's cache is off: %s", store.trouble)
+    return store
+
+
+def _default_folder() -> str:
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(given):
+        return os.path.join(given, "ferrite")
+    home = os.path.expanduser("~")
+    return os.path.join(home, ".cache", "ferrite") if os.path.isabs(home) else ""
+
+
+# ---- looking up
+
+
+def look_up(module: GraphModule, options: Options) -> Lookup:
+    """Never raises, whatever is on the disk, but under `cache="strict"`."""
+    found = _look_up(module, options)
+    if found.outcome != "off":
+        counters["ferrite"][f"graph_cache_{found.outcome}"] += 1
+        _latest[:] = [found]
+    return found
+
+
+def _look_up(module: GraphModule, options: Options) -> Lookup:
+    store = store_of(options)
+    if store is None:
+        return Lookup("off", "the cache is off")
+    try:
+        wanted = fields_of(module, _options_text(options), extension.digest())
+    except Unsupported as error:
+        return Lookup("bypass", error.title)
+    key, sizes = digest(wanted), _symbolic_inputs(module)
+    miss = Lookup("miss", "nothing is stored under this key", key, wanted, store=store, sizes=sizes)
+    for name in _names(key):
+        data = store.read(GRAPHS, name)
+        if data is None:
+            break
+        try:
+            entry = decode(data, lambda sought: store.read(OBJECTS, sought))
+            if entry.fields != wanted:
+                raise ValueError("it was made for something else")
+            if _guards_hold(sizes, entry.guards):
+                return Lookup("hit", f"found as {name[:12]}", key, wanted, entry, store, name)
+        except (ValueError, LookupError) as error:
+            store.discard(GRAPHS, name, str(error))
+            break
+        miss.reason = "the sizes are others than those of the entries under this key"
+    if store.trouble:
+        return Lookup("bypass", store.trouble)
+    return miss
+
+
+def _names(key: str) -> Iterator[str]:
+    return (f"{key}-{number}" for number in range(MOST_UNDER_ONE_KEY))
+
+
+def _options_text(options: Options) -> Mapping[str, str]:
+    watched = [name for name, idle in _LOOKED_AT.items() if getattr(options, name) != idle]
+    if watched:
+        raise Unsupported(f"the compile is looked at: {', '.join(watched)}")
+    partitioner: Any = options.partitioner
+    if partitioner is not None and not callable(getattr(partitioner, "uuid", None)):
+        raise Unsupported("the partitioner has no uuid()")
+    if torch._dynamo.compiled_autograd.in_compiled_autograd_region or torch._dynamo.config.compiled_autograd:
+        raise Unsupported("compiled autograd is on")
+    texts = {name: repr(getattr(options, name)) for name in _field_names() if name not in _WITHOUT_EFFECT}
+    return texts | {"partitioner": str(partitioner.uuid()) if partitioner is not None else "None"}
+
+
+def _field_names() -> list[str]:
+    return [field.name for field in fields(Options)]
+
+
+# ---- guards: expressions over the symbolic inputs in order, L['t0'], L['t1'], ...
+
+
+def _symbolic_inputs(module: GraphModule) -> tuple[torch.SymInt, ...]:
+    values = (node.meta.get("example_value") for node in module.graph.find_nodes(op="placeholder"))
+    return tuple(value for value in values if isinstance(value, torch.SymInt) and value.node.has_hint())
+
+
+def _shapes() -> Any:
+    context = TracingContext.try_get()
+    return context.fake_mode.shape_env if context is not None and context.fake_mode is not None else None
+
+
+def _guards_of(sizes: tuple[torch.SymInt, ...]) -> str:
+    """What the trace of a function assumed about its symbolic inputs."""
+    shapes = _shapes()
+    if shapes is None:
+        return ""
+    return shapes.produce_guards_expression(list(sizes), guards=shapes.get_pruned_guards(sizes)) or ""
+
+
+def _guards_hold(sizes: tuple[torch.SymInt, ...], guards: str) -> bool:
+    """Whether they hold for the sizes of this call; if so, Dynamo from now on guards on them, as after a trace."""
+    if not guards:
+        return True
+    _check_guards(guards)
+    shapes = _shapes()
+    if shapes is None:
+        return False
+    hints = [size.node.hint for size in sizes]
+    return bool(shapes.evaluate_guards_expression(guards, hints)) and bool(
+        shapes.evaluate_guards_expression(guards, sizes)
+    )
+
+
+_GUARD_NODES = (
+    ast.Expression, ast.BoolOp, ast.And, ast.Or, ast.UnaryOp, ast.Not, ast.USub, ast.BinOp, ast.operator, ast.Compare,
+    ast.cmpop, ast.Constant, ast.Name, ast.Load, ast.Subscript, ast.Call, ast.IfExp,
+)  # fmt: skip
+
+
+def _check_guards(text: str) -> None:
+    """Raises `ValueError` for all but arithmetic and comparisons of the inputs: PyTorch evaluates them as Python."""
+    try:
+        tree = ast.parse(text, mode="eval")
+    except (SyntaxError, RecursionError, MemoryError) as error:
+        raise ValueError(f"its guards cannot be read: {error}") from error
+    for node in ast.walk(tree):
+        known = isinstance(node, _GUARD_NODES)
+        match node:
+            case ast.Name():
+                known = node.id == "L" or node.id in SYMPY_INTERP
+            case ast.Call():
+                known = isinstance(node.func, ast.Name) and node.func.id in SYMPY_INTERP and not node.keywords
+            case ast.Constant():
+                known = isinstance(node.value, (bool, int, float, str))
+            case ast.Pow():
+                known = False
+        if not known:
+            raise ValueError(f"its guards hold a {type(node).__name__}")
+
+
+# ---- a hit
+
+
+def wrapped(lookup: Lookup, record: Record) -> Callable[..., Any] | None:
+    """The function that AOTAutograd made when the graph was compiled; `record` gets what that compile said. None
+    without a hit."""
+    entry = lookup.entry
+    if entry is None:
+        return None
+    records = msgspec.msgpack.decode(entry.records, type=list[GraphRecord])
+    graphs = {phase: CompiledGraph.unpack(parcel) for phase, parcel in entry.graphs.items()}
+    facts = autograd_facts.unpack(entry.wrapping.facts)
+    backward = graphs.get("backward")
+    result = _result_type()(
+        compiled_fw=None,
+        compiled_bw=SimpleNamespace(num_symints_saved_for_bw_=entry.wrapping.saved_sizes, backward_state_indices=[])
+        if backward is not None
+        else None,
+        aot_joint_graph_str=None,
+        aot_forward_graph_str=None,
+        aot_backward_graph_str=None,
+        min_cut_info_str=None,
+        runtime_metadata=facts,
+        dispatch_wrappers=[],
+        maybe_subclass_meta=None,
+        num_fw_outs_saved_for_bw=entry.wrapping.saved,
+        indices_of_inps_to_detach=list(entry.wrapping.detached),
+        forward_time_taken_ns=0,
+        backward_time_taken_ns=0,
+        sanitized_aot_config=None,
+        guards_expr=None,
+        serialized_bw_module=None,
+    )
+    forward = (graphs.get("inference") or graphs["forward"]).load()
+    reverse = None
+    if backward is not None:
+        reverse = torch._dynamo.disable(backward.load(), reason="do not trace generated backwards pass")
+    function = result._apply_runtime_wrappers(forward, reverse, backward is not None, _configuration(facts))
+
+    def call(*args: Any) -> Any:
+        return function(list(args))
+
+    record.graphs += records
+    return torch._dynamo.disable(call, reason="do not trace AOT-compiled graph")
+
+
+def _result_type() -> Any:
+    from torch._functorch._aot_autograd.aot_autograd_result import BundledAOTAutogradResult
+
+    return BundledAOTAutogradResult
+
+
+def _configuration(facts: Any) -> AOTConfig:
+    return AOTConfig(
+        fw_compiler=None,
+        bw_compiler=None,
+        partition_fn=None,
+        decompositions=None,
+        num_params_buffers=0,
+        aot_id=next(aot_autograd.AOT_COUNTER),
+        keep_inference_input_mutations=facts.keep_input_mutations,
+        static_input_indices=facts.static_input_indices,
+        enable_log=False,
+    )
+
+
+# ---- a miss
+
+
+@contextmanager
+def watching(lookup: Lookup, made: Mapping[str, CompiledGraph], record: Record) -> Iterator[None]:
+    """While AOTAutograd works: see Note [Watching]. `made` has the compiled graphs by phase when it calls."""
+    store = lookup.store
+    if lookup.outcome != "miss" or store is None or not store.writable:
+        yield
+        return
+    inference, autograd = graph_compile._cache_inference_info, graph_compile._cache_autograd_info
+    signatures = {tell: inspect.signature(tell) for tell in (inference, autograd)}
+    overlaps = _number_of_overlap_guards()
+
+    def keep(told: Mapping[str, Any], guards: str, phases: tuple[str, ...]) -> None:
+        if _number_of_overlap_guards() != overlaps:
+            lookup.reason += "; not stored: inputs must not overlap otherwise than now"
+        elif not all(phase in made for phase in phases):
+            lookup.reason += "; not stored: a graph runs as captured"
+        else:
+            _keep(lookup, told, guards, {phase: made[phase] for phase in phases}, record)
+
+    def after_inference(*args: Any, **kwargs: Any) -> Any:
+        result = inference(*args, **kwargs)
+        told = signatures[inference].bind(*args, **kwargs).arguments
+        keep(told, _guards_of(lookup.sizes), ("inference",))
+        return result
+
+    def after_autograd(*args: Any, **kwargs: Any) -> Any:
+        result = autograd(*args, **kwargs)
+        told = dict(signatures[autograd].bind(*args, **kwargs).arguments)
+        guards = _guards_of(lookup.sizes)
+
+        def keep_all(*_: Any) -> None:
+            keep(told, guards, ("forward", "backward"))
+
+        if told["compiled_bw_func"] is not None:
+            keep_all()
+            return result
+        return keep_all, result[1]
+
+    with (
+        mock.patch.object(graph_compile, "_cache_inference_info", after_inference),
+        mock.patch.object(graph_compile, "_cache_autograd_info", after_autograd),
+    ):
+        yield
+
+
+def _keep(
+    lookup: Lookup,
+    told: Mapping[str, Any],
+    guards: str,
+    graphs: Mapping[str, CompiledGraph],
+    record: Record,
+) -> None:
+    """Writes an entry, if everything in it can leave the process."""
+    assert lookup.store is not None
+    assert lookup.fields is not None
+    try:
+        if told["maybe_subclass_meta"] is not None:
+            raise Unsupported("subclasses of Tensor")
+        if any(wrapper.needs_post_compile for wrapper in told["wrappers"]):
+            raise Unsupported("inputs that are the same tensor, or that share memory")
+        _check_guards(guards or "True")
+        entry = Entry(
+            lookup.fields,
+            guards,
+            Wrapping(
+                autograd_facts.pack(told["fw_metadata"]),
+                told.get("num_fw_outs_saved_for_bw"),
+                tuple(told.get("_indices_of_inps_to_detach", ())),
+                told.get("num_symints_saved_for_bw"),
+            ),
+            {phase: graph.parcel() for phase, graph in graphs.items()},
+            {},
+            msgspec.msgpack.encode([graph for graph in record.graphs if graph.phase != "cache"]),
+        )
+    except (Unsupported, ValueError) as error:
+        lookup.reason += f"; not stored: {error.title if isinstance(error, Unsupported) else error}"
+        counters["ferrite"]["graph_cache_unstored"] += 1
+        return
+    data, objects = encode(entry)
+    name = _free_name(lookup.store, lookup.key, guards)
+    kept = all(lookup.store.write(OBJECTS, sha, code) for sha, code in objects.items())
+    if kept and lookup.store.write(GRAPHS, name, data):
+        lookup.reason += f"; stored as {name[:12]}"
+        counters["ferrite"]["graph_cache_saved"] += 1
+
+
+def _free_name(store: Store, key: str, guards: str) -> str:
+    """Where an entry goes: over one with the same guards, else behind the others; the last place is used again."""
+    name = ""
+    for name in _names(key):
+        data = store.read(GRAPHS, name)
+        if data is None:
+            break
+        try:
+            if msgspec.msgpack.decode(data, type=Entry).guards == guards:
+                break
+        except msgspec.MsgspecError:
+            break
+    return name
+
+
+def _number_of_overlap_guards() -> int:
+    context = TracingContext.try_get()
+    return len(context.guards_context.aotautograd_guards) if context is not None else 0

@@ -1,0 +1,114 @@
+"""Host programs as nested lists and back: what a file holds, since reading text takes Python's parser.
+
+A step starts with what it is, a value that is no number or text with what it is made of:
+
+    ["call", "mm", "aten.mm.default", [["ref", "x"], ["ref", "w"]], {}, "model.py:41"]
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ferrite.errors import Malformed
+from ferrite.host.nodes import Call, Constant, Free, HostProgram, Input, Launch, Origin, Return, Step
+from ferrite.syntax import Named, Ref
+
+Packed = Any  # lists, dicts, numbers, texts and None
+
+
+def pack(program: HostProgram) -> Packed:
+    """The program without the kernels that it launches."""
+    return [
+        program.name,
+        [[entry.name, entry.type, entry.static, entry.donated] for entry in program.inputs],
+        [_pack_step(step) for step in program.steps],
+        [pack(function) for function in program.functions],
+        [[constant.name, constant.type] for constant in program.constants],
+    ]
+
+
+def unpack(packed: Packed) -> HostProgram:
+    """The inverse of `pack`. Raises `ValueError` for whatever it did not make."""
+    try:
+        name, inputs, steps, functions, constants = packed
+        return HostProgram(
+            name,
+            tuple(Input(*entry) for entry in inputs),
+            tuple(_unpack_step(step) for step in steps),
+            tuple(map(unpack, functions)),
+            tuple(Constant(*entry) for entry in constants),
+        )
+    except (TypeError, KeyError, IndexError) as error:
+        raise ValueError(f"not a host program: {error}") from error
+
+
+def _pack_step(step: Step) -> Packed:
+    match step:
+        case Call():
+            kwargs = {name: _pack_value(value) for name, value in step.kwargs.items()}
+            return ["call", step.result, step.target, [_pack_value(value) for value in step.args], kwargs, step.source]
+        case Launch():
+            origins = [[origin.op, origin.line, origin.message] for origin in step.origins]
+            sizes = [_pack_value(size) for size in step.sizes]
+            return ["launch", step.kernel, list(step.buffers), sizes, step.source, origins]
+        case Free():
+            return ["free", list(step.names)]
+        case Return():
+            return ["return", _pack_value(step.value)]
+
+
+def _unpack_step(packed: Packed) -> Step:
+    match packed:
+        case ["call", result, target, args, kwargs, source]:
+            named = {name: _unpack_value(value) for name, value in kwargs.items()}
+            return Call(result, target, tuple(map(_unpack_value, args)), named, source)
+        case ["launch", kernel, buffers, sizes, source, origins]:
+            known = tuple(Origin(*origin) for origin in origins)
+            return Launch(kernel, tuple(buffers), tuple(map(_unpack_value, sizes)), source, known)
+        case ["free", names]:
+            return Free(tuple(names))
+        case ["return", value]:
+            return Return(_unpack_value(value))
+    raise ValueError("not a step of a host program")
+
+
+def _pack_value(value: Any) -> Packed:
+    match value:
+        case None | bool() | int() | float() | str():
+            return value
+        case Ref():
+            return ["ref", value.name]
+        case Named():
+            return ["named", value.path]
+        case tuple():
+            return ["tuple", *map(_pack_value, value)]
+        case list():
+            return ["list", *map(_pack_value, value)]
+        case dict():
+            return ["dict", *([_pack_value(key), _pack_value(item)] for key, item in value.items())]
+        case slice():
+            return ["slice", _pack_value(value.start), _pack_value(value.stop), _pack_value(value.step)]
+        case complex():
+            return ["complex", value.real, value.imag]
+    raise Malformed(f"a {type(value).__name__} cannot be packed", where="host.packed", program=repr(value))
+
+
+def _unpack_value(packed: Packed) -> Any:
+    if not isinstance(packed, list):
+        return packed
+    match packed:
+        case ["ref", str(name)]:
+            return Ref(name)
+        case ["named", str(path)]:
+            return Named(path)
+        case ["tuple", *items]:
+            return tuple(map(_unpack_value, items))
+        case ["list", *items]:
+            return [_unpack_value(item) for item in items]
+        case ["dict", *items]:
+            return {_unpack_value(key): _unpack_value(item) for key, item in items}
+        case ["slice", start, stop, step]:
+            return slice(_unpack_value(start), _unpack_value(stop), _unpack_value(step))
+        case ["complex", real, imaginary]:
+            return complex(real, imaginary)
+    raise ValueError("not a value of a host program")
