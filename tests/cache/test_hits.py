@@ -1,0 +1,294 @@
+"""A graph from the cache is the graph that was compiled: same bits, strides, aliases, writes, gradients and errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo
+from torch._dynamo.utils import counters
+from torch.nn import functional
+
+import ferrite
+from tests.behaviour.compare import Outcome, assert_same, assert_same_outcome, observe
+
+Program = Callable[..., Any]
+
+
+class Cached:
+    """Compiles a function anew each time, with one folder; counts what the cache said."""
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        self.options = {"cache": "on", "cache_dir": str(folder), **options}
+
+    def __call__(self, function: Program, dynamic: bool | None = None) -> Program:
+        torch._dynamo.reset()
+        counters.clear()
+        return torch.compile(function, backend="ferrite", dynamic=dynamic, options=self.options)
+
+    @staticmethod
+    def said() -> dict[str, int]:
+        prefix = "graph_cache_"
+        return {name.removeprefix(prefix): n for name, n in counters["ferrite"].items() if name.startswith(prefix)}
+
+
+@pytest.fixture
+def cached(tmp_path: Path) -> Cached:
+    return Cached(tmp_path)
+
+
+def run(call: Program, make: Callable[[], tuple[Any, ...]], training: bool) -> Outcome:
+    torch.manual_seed(7)
+    with torch.set_grad_enabled(training):
+        return observe(call, make(), None, training)
+
+
+def assert_same_result(found: Any, expected: Any) -> None:
+    assert_same(found, expected, "result", exact=False)
+
+
+def normed(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return functional.layer_norm(functional.gelu(x @ w), (w.shape[1],)).softmax(-1)
+
+
+def writes_inputs(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    y.mul_(2).add_(x.detach())
+    return (x * y).sum(0)
+
+
+def gives_views(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    z = (x * y).sin()
+    return z, z.t()[1:], x.view(-1), y, z.transpose(0, 1)
+
+
+def normalises_batches(x: torch.Tensor, w: torch.Tensor, mean: torch.Tensor, var: torch.Tensor) -> torch.Tensor:
+    y = functional.conv2d(x, w, padding=1)
+    return functional.relu(functional.batch_norm(y, mean, var, training=True))
+
+
+def drops(x: torch.Tensor) -> torch.Tensor:
+    return functional.dropout(x.tanh(), 0.5, training=True) * 2
+
+
+def breaks(x: torch.Tensor) -> torch.Tensor:
+    y = x.cos() + 1
+    torch._dynamo.graph_break()
+    return y.sin() * x
+
+
+def holds_numbers(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]) + torch.arange(5)
+
+
+def leaf(*sizes: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(*sizes, dtype=dtype).requires_grad_()
+
+
+CASES: dict[str, tuple[Program, Callable[[], tuple[Any, ...]]]] = {
+    "normed": (normed, lambda: (leaf(6, 8), leaf(8, 10))),
+    "half": (normed, lambda: (leaf(6, 8, dtype=torch.bfloat16), leaf(8, 10, dtype=torch.bfloat16))),
+    "writes inputs": (writes_inputs, lambda: (leaf(4, 5), torch.randn(4, 5))),
+    "gives views": (gives_views, lambda: (leaf(4, 5), torch.randn(4, 5))),
+    "normalises batches": (
+        normalises_batches,
+        lambda: (leaf(2, 3, 8, 8), leaf(16, 3, 3, 3), torch.zeros(16), torch.ones(16)),
+    ),
+    "drops": (drops, lambda: (leaf(7, 9),)),
+    "breaks": (breaks, lambda: (leaf(5, 3),)),
+    "holds numbers": (holds_numbers, lambda: (leaf(3, 5),)),
+    "no kernels": (lambda x, w: x @ w, lambda: (leaf(3, 4), leaf(4, 2))),
+    "strided": (lambda x: x.t().exp() + 1, lambda: (torch.randn(6, 8)[::2, 1::3].requires_grad_(),)),
+    "integers": (lambda x, n: x[n].sum(1), lambda: (leaf(6, 4), torch.tensor([5, 0, 3]))),
+}
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("name", CASES)
+def test_hit_is_the_compiled_graph(cached: Cached, name: str, training: bool) -> None:
+    function, make = CASES[name]
+    cold = run(cached(function), make, training)
+    said = cached.said()
+    assert said["miss"] == said["saved"] > 0, said
+    warm = run(cached(function), make, training)
+    assert cached.said() == {"hit": said["miss"]}
+    assert counters["ferrite"]["graphs_compiled"] == 0
+    assert counters["aot_autograd"]["total"] == 0, "a hit does not trace"
+    assert cold.error is None
+    assert_same_outcome(warm, cold)
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+def test_dynamic_sizes(cached: Cached, training: bool) -> None:
+    def makes(rows: int) -> Callable[[], tuple[Any, ...]]:
+        return lambda: (leaf(rows, 8), leaf(8, 10))
+
+    call = cached(normed, dynamic=True)
+    cold = [run(call, makes(rows), training) for rows in (6, 9)]
+    assert cached.said()["saved"] == 1
+    call = cached(normed, dynamic=True)
+    warm = [run(call, makes(rows), training) for rows in (6, 9)]
+    assert cached.said() == {"hit": 1}
+    for found, expected in zip(warm, cold, strict=True):
+        assert expected.error is None
+        assert_same_outcome(found, expected)
+
+
+def test_guards_of_the_trace_hold_after_a_hit(cached: Cached) -> None:
+    """What a trace assumed about sizes is checked when an entry is found, and guarded on from then on."""
+
+    def branches(x: torch.Tensor) -> torch.Tensor:
+        return x.sin() if x.shape[0] > 16 else x.cos() + x.shape[0]
+
+    small, large = torch.randn(5, 3), torch.randn(40, 3)
+    call = cached(branches, dynamic=True)
+    assert torch.equal(call(small), small.cos() + 5)
+    call = cached(branches, dynamic=True)
+    assert_same_result(call(large), large.sin())
+    assert_same_result(call(small), small.cos() + 5)
+    assert cached.said()["hit"] >= 1
+
+
+def test_guards_that_only_autograd_sees(cached: Cached) -> None:
+    """Two entries under one key: the trace of a reshape decides by the sizes, not Dynamo."""
+
+    def folds(x: torch.Tensor) -> torch.Tensor:
+        y = torch.cat([x, x])
+        return y.view(-1, 4).sum(0) if y.shape[0] % 4 == 0 else y * 3
+
+    for rows in (8, 6, 8, 6):
+        x = torch.randn(rows)
+        call = cached(folds, dynamic=True)
+        assert_same_result(call(x), folds(x))
+        for other in (10, 12):
+            x = torch.randn(other)
+            assert_same_result(call(x), folds(x))
+
+
+def test_errors_are_those_of_eager(cached: Cached) -> None:
+    def picks(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+        return x[n] * 2
+
+    good, bad = torch.tensor([1, 2]), torch.tensor([1, 7])
+    for _ in range(2):
+        call = cached(picks)
+        x = torch.randn(4, 3)
+        assert_same_result(call(x, good), picks(x, good))
+        with pytest.raises(IndexError, match="out of bounds") as caught:
+            call(x, bad)
+        assert any("test_hits.py" in note for note in caught.value.__notes__)
+        assert_same_result(call(x, good), picks(x, good))
+    assert cached.said() == {"hit": 1}
+
+
+def test_backward_twice_and_in_a_hook(cached: Cached) -> None:
+    for _ in range(2):
+        x = leaf(6, 8)
+        result = cached(normed)(x, torch.ones(8, 10)).sum()
+        result.backward(retain_graph=True)
+        first = x.grad.clone()
+        result.backward()
+        assert torch.equal(x.grad, first + first)
+    assert cached.said() == {"hit": 1}
+
+
+def test_autocast_is_part_of_the_key(cached: Cached) -> None:
+    x, w = torch.randn(6, 8), torch.randn(8, 10)
+    plain = cached(normed)(x, w)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        half = cached(normed)(x, w)
+        assert cached.said()["miss"] == 1
+        assert_same_result(cached(normed)(x, w), half)
+        assert cached.said() == {"hit": 1}
+    assert_same_result(cached(normed)(x, w), plain)
+    assert cached.said() == {"hit": 1}
+
+
+def test_record_tells_what_the_compile_said(cached: Cached) -> None:
+    make = CASES["normed"][1]
+    run(cached(normed), make, training=True)
+    cold = ferrite.last_record()
+    run(cached(normed), make, training=True)
+    warm = ferrite.last_record()
+    assert [entry.phase for entry in warm.graphs] == ["cache", "pre_grad", "joint", "forward", "backward"]
+    assert warm.fallbacks == cold.fallbacks
+    assert warm.graphs[1:] == cold.graphs[1:]
+    (decision,) = warm.graphs[0].decisions
+    assert decision.taken
+    assert "cache" in str(warm)
+
+
+def custom_sine(x: torch.Tensor) -> torch.Tensor:
+    class Sine(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(x)
+            return x.sin()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            return gradient * ctx.saved_tensors[0].cos() * 2
+
+    return Sine.apply(x) + 1
+
+
+@torch.library.custom_op("ferrite_cache_tests::twice", mutates_args=())
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+@twice.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (custom_sine, "autograd_function_apply"),
+        (lambda x: twice(x) + 1, "ferrite_cache_tests.twice"),
+    ],
+    ids=["function with a backward of its own", "operator of the user's"],
+)
+def test_what_may_mean_something_else_tomorrow_is_not_stored(cached: Cached, function: Program, reason: str) -> None:
+    for _ in range(2):
+        x = leaf(3, 4)
+        result = cached(function)(x)
+        assert_same_result(result, function(x))
+        assert cached.said() == {"bypass": 1}
+        (decision,) = ferrite.last_record().graphs[0].decisions
+        assert reason in decision.reason
+
+
+def test_one_tensor_for_two_inputs(cached: Cached) -> None:
+    def adds(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return x * y
+
+    for shared in (False, True, False, True):
+        x = torch.ones(4)
+        y = x if shared else torch.ones(4)
+        assert_same_result(cached(adds)(x, y), torch.full((4,), 4.0 if shared else 2.0))
+    for offset in (0, 2, 0, 2):
+        base, plain = torch.arange(8.0), torch.arange(8.0)
+        result = cached(adds)(base[:4], base[4 - offset : 8 - offset])
+        assert_same_result(result, adds(plain[:4], plain[4 - offset : 8 - offset]))
+        assert_same_result(base, plain)
+
+
+def test_modes(tmp_path: Path) -> None:
+    x, w = torch.randn(6, 8), torch.randn(8, 10)
+    Cached(tmp_path, cache="off")(normed)(x, w)
+    assert not list(tmp_path.iterdir())
+    reader = Cached(tmp_path, cache="read-only")
+    expected = reader(normed)(x, w)
+    assert reader.said() == {"miss": 1}
+    assert not list(tmp_path.iterdir())
+    Cached(tmp_path)(normed)(x, w)
+    assert torch.equal(reader(normed)(x, w), expected)
+    assert reader.said() == {"hit": 1}
+    with torch.compiler.config.patch(force_disable_caches=True):
+        Cached(tmp_path)(normed)(x, w)
+        assert Cached.said() == {}
