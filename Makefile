@@ -7,7 +7,7 @@ RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 TEST_JOBS ?= $(shell $(PYTHON) -c "import os; print(min(os.cpu_count() or 1, 8))")
 
-.PHONY: demo test lint bench bench-kernels bench-models bench-overhead conformance clean
+.PHONY: demo test lint bench bench-kernels bench-models bench-overhead bench-warm conformance clean
 
 demo: $(READY)
 	$(RUN) -m bench.demo
@@ -32,6 +32,10 @@ bench-kernels: $(READY)
 # Calls whose kernels do next to nothing, against Inductor, eager and an empty backend, interleaved in one run.
 bench-overhead: $(READY)
 	$(RUN) -m bench.overhead
+
+# First call of a process that finds its caches filled, against Dynamo alone and Inductor, interleaved in one run.
+bench-warm: $(READY)
+	$(RUN) -m bench.warm_call
 
 # Whole models once they are compiled, against Inductor and eager, interleaved in one run.
 bench-models: $(READY)

@@ -355,7 +355,11 @@ def _decode(line: str) -> dict[str, Any]:
 @contextmanager
 def open_child(contender: Contender, plan: Plan, caches: Path) -> Iterator[Child]:
     """Start the contender's child with its caches under `caches`; it and its descendants end with the block."""
-    environment = {**os.environ, **{name: str(caches / name.lower()) for name in CACHE_VARIABLES}}
+    environment = {
+        **os.environ,
+        **{name: str(caches / name.lower()) for name in CACHE_VARIABLES},
+        "FERRITE_CACHE": "on",
+    }
     if plan.threads is not None:
         environment.update({name: str(plan.threads) for name in THREAD_VARIABLES})
     environment.update(contender.environment)

@@ -60,6 +60,7 @@ from ferrite.graph.strides import current_strides
 from ferrite.graph.whole import kept_whole
 from ferrite.interface import compile_shaped
 from ferrite.options import Options, from_environment, resolve
+from ferrite.packaging import Package
 from ferrite.passes import reset_applications
 from ferrite.report import trace
 from ferrite.report.debug import DebugFolder
@@ -184,17 +185,18 @@ class _Compilation:
 
     def _from_cache(self, lookup: caching.Lookup) -> Callable[..., Any] | None:
         """What was compiled before, with the record of that; None if there is nothing, or nothing that works."""
-        if lookup.outcome == "off":
+        if lookup.outcome in ("off", "package"):
             return None
-        entry = self.record.graph("cache")
-        with entry.stage("load"):
-            try:
-                function = caching.wrapped(lookup, self.record)
-            except Exception as error:
-                # The digest is right, so this is an entry that we should not have written.
-                lookup.fail(f"{type(error).__name__}: {error}")
-                function = None
-        entry.decisions.append(Decision("cache", (entry.name,), function is not None, lookup.reason))
+        told, function = self.record.graph("cache"), None
+        with told.stage("load"):
+            if lookup.entry is not None:
+                try:
+                    function, graphs = caching.wrapped(lookup.entry), caching.said_by(lookup.entry)
+                    self.record.graphs += graphs
+                except Exception as error:
+                    # The digest is right, so this is an entry that we should not have written.
+                    lookup.fail(f"{type(error).__name__}: {error}")
+        told.decisions.append(Decision("cache", (told.name,), function is not None, lookup.reason))
         return function
 
     def _through_autograd(self, module: GraphModule, inputs: list[Any], lookup: caching.Lookup) -> Callable[..., Any]:
@@ -209,11 +211,13 @@ class _Compilation:
             pre_grad_passes=lambda captured, _: self._edit_pre_grad(captured, inputs),
         )
         with (
-            torch._functorch.config.patch(unlift_effect_tokens=True),
+            # PyTorch's own cache knows results of its own kind only.
+            torch._functorch.config.patch(unlift_effect_tokens=True, force_autograd_cache=False),
             kept_whole() if use_rows else nullcontext(),
             caching.watching(lookup, self.made, self.record),
         ):
-            return run_aot(module, inputs)
+            function = run_aot(module, inputs)
+        return Package.of(function, lookup) if lookup.outcome == "package" else function
 
     def _edit_pre_grad(self, module: GraphModule, inputs: Sequence[Any]) -> GraphModule:
         trace.graph(f"ferrite graph {self.record.graph_id} before pre_grad", module, trace.pre_grad_log)

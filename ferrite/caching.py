@@ -38,17 +38,18 @@ from torch._functorch import aot_autograd
 from torch._functorch._aot_autograd import graph_compile
 from torch._functorch._aot_autograd.schemas import AOTConfig
 from torch._guards import TracingContext
+from torch.compiler._cache import CacheArtifact, CacheArtifactFactory, CacheArtifactRecorder
 from torch.fx import GraphModule
 from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
 
 from ferrite import extension
 from ferrite.artifact import autograd_facts
 from ferrite.artifact.compiled import CompiledGraph
-from ferrite.artifact.entry import Entry, Wrapping, decode, encode
-from ferrite.artifact.key import Fields, digest, fields_of
+from ferrite.artifact.entry import Entry, Wrapping, bundle, decode, encode, unbundle
+from ferrite.artifact.key import Fields, digest, fields_of, fields_of_machine
 from ferrite.artifact.store import GRAPHS, OBJECTS, Store
 from ferrite.errors import Unsupported
-from ferrite.options import Options
+from ferrite.options import Options, from_environment
 from ferrite.report.record import GraphRecord, Record
 
 log = logging.getLogger(__name__)
@@ -63,7 +64,8 @@ _LOOKED_AT = {"bisect_limit": None, "bisect_rewrites": None, "numeric_check": ()
 
 @dataclass
 class Lookup:
-    """What the cache said of one captured graph. `outcome`: "hit", "miss", "bypass" or "off"."""
+    """What the cache said of one captured graph. `outcome`: "hit", "miss", "bypass" or "off"; or "package" if the
+    caller wants the entry itself, and no other one will do."""
 
     outcome: str
     reason: str
@@ -131,6 +133,8 @@ def look_up(module: GraphModule, options: Options) -> Lookup:
 
 
 def _look_up(module: GraphModule, options: Options) -> Lookup:
+    if torch._functorch.config.force_autograd_cache:  # `aot_compile` saves what is compiled
+        return Lookup("package", "", fields=fields_of_machine())
     store = store_of(options)
     if store is None:
         return Lookup("off", "the cache is off")
@@ -149,6 +153,7 @@ def _look_up(module: GraphModule, options: Options) -> Lookup:
             if entry.fields != wanted:
                 raise ValueError("it was made for something else")
             if _guards_hold(sizes, entry.guards):
+                _hand_on(name, entry)
                 return Lookup("hit", f"found as {name[:12]}", key, wanted, entry, store, name)
         except (ValueError, LookupError) as error:
             store.discard(GRAPHS, name, str(error))
@@ -245,13 +250,8 @@ def _check_guards(text: str) -> None:
 # ---- a hit
 
 
-def wrapped(lookup: Lookup, record: Record) -> Callable[..., Any] | None:
-    """The function that AOTAutograd made when the graph was compiled; `record` gets what that compile said. None
-    without a hit."""
-    entry = lookup.entry
-    if entry is None:
-        return None
-    records = msgspec.msgpack.decode(entry.records, type=list[GraphRecord])
+def wrapped(entry: Entry) -> Callable[..., Any]:
+    """The function that AOTAutograd made when the graph was compiled."""
     graphs = {phase: CompiledGraph.unpack(parcel) for phase, parcel in entry.graphs.items()}
     facts = autograd_facts.unpack(entry.wrapping.facts)
     backward = graphs.get("backward")
@@ -284,8 +284,12 @@ def wrapped(lookup: Lookup, record: Record) -> Callable[..., Any] | None:
     def call(*args: Any) -> Any:
         return function(list(args))
 
-    record.graphs += records
     return torch._dynamo.disable(call, reason="do not trace AOT-compiled graph")
+
+
+def said_by(entry: Entry) -> list[GraphRecord]:
+    """What its compile said."""
+    return msgspec.msgpack.decode(entry.records, type=list[GraphRecord])
 
 
 def _result_type() -> Any:
@@ -314,8 +318,8 @@ def _configuration(facts: Any) -> AOTConfig:
 @contextmanager
 def watching(lookup: Lookup, made: Mapping[str, CompiledGraph], record: Record) -> Iterator[None]:
     """While AOTAutograd works: see Note [Watching]. `made` has the compiled graphs by phase when it calls."""
-    store = lookup.store
-    if lookup.outcome != "miss" or store is None or not store.writable:
+    stores = lookup.outcome == "miss" and lookup.store is not None and lookup.store.writable
+    if not stores and lookup.outcome != "package":
         yield
         return
     inference, autograd = graph_compile._cache_inference_info, graph_compile._cache_autograd_info
@@ -364,7 +368,6 @@ def _keep(
     record: Record,
 ) -> None:
     """Writes an entry, if everything in it can leave the process."""
-    assert lookup.store is not None
     assert lookup.fields is not None
     try:
         if told["maybe_subclass_meta"] is not None:
@@ -389,12 +392,21 @@ def _keep(
         lookup.reason += f"; not stored: {error.title if isinstance(error, Unsupported) else error}"
         counters["ferrite"]["graph_cache_unstored"] += 1
         return
-    data, objects = encode(entry)
+    if lookup.store is None:
+        lookup.entry = entry
+        return
     name = _free_name(lookup.store, lookup.key, guards)
-    kept = all(lookup.store.write(OBJECTS, sha, code) for sha, code in objects.items())
-    if kept and lookup.store.write(GRAPHS, name, data):
+    if write(lookup.store, name, *encode(entry)):
         lookup.reason += f"; stored as {name[:12]}"
         counters["ferrite"]["graph_cache_saved"] += 1
+        _hand_on(name, entry)
+
+
+def write(store: Store, name: str, entry: bytes, objects: Mapping[str, bytes]) -> bool:
+    """Objects first: an entry never names what is not there."""
+    return all(store.write(OBJECTS, digest, code) for digest, code in objects.items()) and store.write(
+        GRAPHS, name, entry
+    )
 
 
 def _free_name(store: Store, key: str, guards: str) -> str:
@@ -410,6 +422,32 @@ def _free_name(store: Store, key: str, guards: str) -> str:
         except msgspec.MsgspecError:
             break
     return name
+
+
+# ---- torch.compiler.save_cache_artifacts and load_cache_artifacts
+
+
+@CacheArtifactFactory.register
+class GraphArtifact(CacheArtifact):
+    """An entry that PyTorch carries to another machine, or another folder, among those of its own caches."""
+
+    @staticmethod
+    def type() -> str:
+        return "ferrite"
+
+    def populate_cache(self) -> None:
+        store = store_of(from_environment(os.environ))
+        try:
+            found = unbundle(self.content)
+        except ValueError as error:
+            log.warning("Ferrite's cache: an artifact is not used: %s", error)
+            return
+        if store is not None:
+            write(store, found.name, found.entry, found.objects)
+
+
+def _hand_on(name: str, entry: Entry) -> None:
+    CacheArtifactRecorder(GraphArtifact.type(), name).record(bundle(name, entry))
 
 
 def _number_of_overlap_guards() -> int:

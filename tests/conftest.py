@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-
-os.environ["FERRITE_CACHE"] = "off"  # tests of the cache ask for it, and for a folder of their own
 
 import pytest
 import torch

@@ -78,3 +78,24 @@ def _with_objects(parcel: Parcel, objects: tuple[bytes, ...]) -> Parcel:
     if parcel.code is None:
         return parcel
     return msgspec.structs.replace(parcel, code=msgspec.structs.replace(parcel.code, objects=objects))
+
+
+class Bundle(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An entry with its objects in one piece, for those who carry it elsewhere."""
+
+    name: str
+    entry: bytes
+    objects: dict[str, bytes]
+
+
+def bundle(name: str, entry: Entry) -> bytes:
+    data, objects = encode(entry)
+    return msgspec.msgpack.encode(Bundle(name, data, objects))
+
+
+def unbundle(data: bytes) -> Bundle:
+    """Raises `ValueError` if the bytes are no bundle."""
+    try:
+        return msgspec.msgpack.decode(data, type=Bundle)
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"it is no bundle: {error}") from error

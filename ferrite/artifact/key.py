@@ -62,17 +62,26 @@ def fields_of(module: GraphModule, options: Mapping[str, str], passes: str) -> F
 
     Raises `Unsupported` with the reason if the graph cannot be stored.
     """
-    llvm, cpu = _machine()
     return {
         "graph": "\n".join(_graph_lines(module)),
         "inputs": "\n".join(_input_lines(module.graph)),
         "state": "\n".join(_state_lines()),
         "options": "\n".join(f"{name} = {text}" for name, text in sorted(options.items())),
         "passes": passes,
+        **fields_of_machine(),
+    }
+
+
+def fields_of_machine() -> Fields:
+    """The part of a key that is not about the graph: what compiles it, and where it runs."""
+    from ferrite.native.target import host, llvm_version  # LLVM is loaded by the first graph that may have kernels
+
+    target = host()
+    return {
         "ferrite": source_digest(),
         "torch": f"{torch.__version__} {torch.version.git_version}",
-        "llvm": llvm,
-        "cpu": cpu,
+        "llvm": llvm_version(),
+        "cpu": f"{target.triple} {target.cpu}\n{target.features}",
     }
 
 
@@ -193,11 +202,3 @@ def source_digest() -> str:
         whole.update(str(path.relative_to(package)).encode())
         whole.update(hashlib.sha256(path.read_bytes()).digest())
     return whole.hexdigest()
-
-
-def _machine() -> tuple[str, str]:
-    """What makes machine code, and what it is made for."""
-    from ferrite.native.target import host, llvm_version  # LLVM is loaded by the first graph that may have kernels
-
-    target = host()
-    return llvm_version(), f"{target.triple} {target.cpu}\n{target.features}"

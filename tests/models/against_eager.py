@@ -52,9 +52,11 @@ class Probe:
     graphs: int = 0
     calls: int = 0
     records: list[Any] = field(default_factory=list)
+    cache: str = ""  # a folder
 
     def __call__(self, graph: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
-        options = {"options": {"fallback_random": True}} if BACKEND == "ferrite" else {}
+        chosen = {"fallback_random": True, "cache": "strict" if self.cache else "off", "cache_dir": self.cache}
+        options = {"options": chosen} if BACKEND == "ferrite" else {}
         compiled = lookup_backend(BACKEND)(graph, example_inputs, **options)
         # Counted after the call: under dynamic shapes AOTAutograd may send Dynamo back to make a constant of a float.
         self.graphs += 1
@@ -81,6 +83,11 @@ class Probe:
         if BACKEND == "ferrite":
             seen = {entry.phase for record in self.records for entry in record.graphs}
             assert seen.issuperset(phases), f"graphs of the phases {sorted(seen)} were compiled, expected {phases}"
+
+    def came_from_the_cache(self) -> bool:
+        """Whether no graph was compiled: every record is that of a hit."""
+        decisions = [choice for record in self.records for choice in record.decisions if choice.what == "cache"]
+        return len(decisions) == self.graphs and all(choice.taken for choice in decisions)
 
 
 @dataclass
@@ -276,3 +283,14 @@ def by_distance(eager: Tensors, ours: Tensors, reference: Tensors) -> list[str]:
 
 def rms(tensor: Tensor) -> float:
     return float(tensor.detach().double().square().mean().sqrt()) if tensor.numel() else 0.0
+
+
+def assert_same_trace(found: Trace, expected: Trace) -> None:
+    """Equal to the bit: the same machine code ran twice."""
+    assert found.structure == expected.structure
+    assert torch.equal(found.random_state, expected.random_state)
+    for group, tensors in expected.groups.items():
+        for name, tensor in tensors.items():
+            other = found.groups[group][name]
+            assert other.stride() == tensor.stride(), name
+            assert torch.equal(other, tensor) or torch.equal(other.isnan(), tensor.isnan()), name

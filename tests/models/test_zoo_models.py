@@ -6,13 +6,25 @@ Note [Judging a model] in `against_eager.py` says what is compared and by which 
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 from torch.optim import SGD
 
 from bench.zoo import FAMILIES, ZOO, Entry
-from tests.models.against_eager import InDouble, Optimiser, Probe, Trace, compare, in_double, infer, train, widen
+from tests.models.against_eager import (
+    InDouble,
+    Optimiser,
+    Probe,
+    Trace,
+    assert_same_trace,
+    compare,
+    in_double,
+    infer,
+    train,
+    widen,
+)
 from tests.models.expectations import DEAD_DRAWS, GRAPH_BREAKS, NO_REFERENCE, ONE_STEP
 
 # Text and vision transformers are trained with AdamW, the rest with SGD and momentum, as people do. What is judged by
@@ -32,14 +44,20 @@ OPTIMISER: Optimiser = partial(SGD, lr=1e-3, momentum=0.9)
 
 
 @models
-def test_inference(entry: Entry) -> None:
+def test_inference(entry: Entry, tmp_path: Path) -> None:
     module = entry.build("small").module
     batches = [entry.inputs(module, "small", seed=seed) for seed in (0, 1)]
     one_graph = (entry.name, "inference") not in GRAPH_BREAKS
-    probe = Probe()
     expected = infer(module, batches)
-    found = infer(torch.compile(module, backend=probe, fullgraph=one_graph, dynamic=False), batches)
-    probe.check(("inference",), len(batches), one_graph)
+    traces = []
+    for warm in (False, True):
+        torch._dynamo.reset()
+        probe = Probe(cache=str(tmp_path))
+        traces.append(infer(torch.compile(module, backend=probe, fullgraph=one_graph, dynamic=False), batches))
+        probe.check(("inference",), len(batches), one_graph)
+        assert probe.came_from_the_cache() == warm
+    found, again = traces
+    assert_same_trace(again, found)
     compare(expected, found, reference_inference(entry), same_stream=(entry.name, "inference") not in DEAD_DRAWS)
 
 
@@ -50,16 +68,21 @@ def reference_inference(entry: Entry) -> Trace:
 
 
 @models
-def test_training(entry: Entry) -> None:
+def test_training(entry: Entry, tmp_path: Path) -> None:
     one_graph = (entry.name, "training") not in GRAPH_BREAKS
-    probe = Probe()
     traces = []
-    for compiled in (False, True):
+    for run in ("eager", "compiled", "from the cache"):
+        torch._dynamo.reset()
+        probe = Probe(cache=str(tmp_path))
         module = entry.build("small", training=True).module
         batches = [entry.inputs(module, "small", training=True, seed=seed) for seed in range(steps_of(entry))]
-        call = torch.compile(module, backend=probe, fullgraph=one_graph, dynamic=False) if compiled else module
+        call = torch.compile(module, backend=probe, fullgraph=one_graph, dynamic=False) if run != "eager" else module
         traces.append(train(call, module, entry, batches, OPTIMISER))
-    probe.check(("forward", "backward"), steps_of(entry), one_graph)
+        if run != "eager":
+            probe.check(("forward", "backward"), steps_of(entry), one_graph)
+            assert probe.came_from_the_cache() == (run == "from the cache")
+    *traces, again = traces
+    assert_same_trace(again, traces[1])
     reference = None if (entry.name, "training") in NO_REFERENCE else reference_training(entry)
     compare(*traces, reference, same_stream=(entry.name, "training") not in DEAD_DRAWS)
 

@@ -24,6 +24,7 @@ Integers and booleans are equal or wrong.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -59,6 +60,8 @@ class Verdict(msgspec.Struct, frozen=True):
     status:   equal (to the bit), close (see Note [Judging values]), different, crash, hang
     entered:  whole (graphs, no break), partly (graphs and breaks), reused (graphs of an earlier sample), none (nothing
               reached the backend), raised (eager raises, so there may be nothing to enter)
+    bits:     the digest of all values that the compiled function gave, to compare two runs of it; empty if it raised,
+              or if they are not defined
     """
 
     id: str
@@ -67,6 +70,7 @@ class Verdict(msgspec.Struct, frozen=True):
     entered: str = "none"
     note: str = ""
     seconds: float = 0.0
+    bits: str = ""
 
     @property
     def passed(self) -> bool:
@@ -613,7 +617,18 @@ def _run_case(case: Case, sample: Sample, engine: Engine, seed: int, shared: Sha
     shared.has_graphs |= new_graphs > 0
     seconds = time.perf_counter() - began
     note = "; ".join(dict.fromkeys(comparison.notes))
-    return Verdict(case.id, status, tuple(comparison.differences), entered, note, round(seconds, 4))
+    bits = _bits(first) if comparison.values_defined and first.error is None else ""
+    return Verdict(case.id, status, tuple(comparison.differences), entered, note, round(seconds, 4), bits)
+
+
+def _bits(seen: Observation) -> str:
+    whole = hashlib.sha256()
+    for _, leaf in walk([seen.result, seen.inputs, seen.gradients]):
+        for part in dense_parts(leaf) if isinstance(leaf, torch.Tensor) else ():
+            plain = part.int_repr() if part.is_quantized else part
+            whole.update(f"{plain.dtype} {tuple(plain.shape)}".encode())
+            whole.update(plain.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return whole.hexdigest()
 
 
 def _entered(eager: Observation, graphs: int, breaks: int, reusable: bool) -> str:

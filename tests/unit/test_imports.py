@@ -46,6 +46,7 @@ ARROWS: dict[str, set[str]] = {
     "schemes": {"artifact", "errors", "options", "pipeline", "report"},
     "caching": {"artifact", "errors", "extension", "options", "report"},
     "interface": {"graph"},
+    "packaging": {"artifact", "caching"},
     "backend": {
         "artifact",
         "caching",
@@ -55,6 +56,7 @@ ARROWS: dict[str, set[str]] = {
         "graph",
         "interface",
         "options",
+        "packaging",
         "passes",
         "pipeline",
         "report",
@@ -77,6 +79,7 @@ SEES_TORCH = {
     "caching",
     "extension",
     "interface",
+    "packaging",
     "schemes",
     "graph",
     "lower",

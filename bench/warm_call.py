@@ -1,0 +1,78 @@
+"""How long until the first result of a process that finds its caches filled?
+
+    python -m bench.warm_call                                # what `make bench-warm` runs
+    python -m bench.warm_call --models bert --rounds 5
+
+Every first call happens in a new process, with the caches that an earlier start of the same contender left; contenders
+take turns within each round. `dynamo` is Dynamo alone: torch's backend "eager", which has nothing to compile. The
+promises: at most `LIMIT` times what Dynamo alone takes, and at most `SHARE` of Inductor's time. The exit status is 1 if
+Ferrite gave no result, and with `--enforce` also if a promise is broken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from bench.compare import Comparison, Plan, compare
+from bench.first_call import MODELS, MODES, make_case
+from bench.show import Column, open_console, show, stoppable, watcher
+
+BACKENDS = {"dynamo": "eager", "ferrite": "ferrite", "inductor": "inductor"}
+LIMIT = 1.25
+SHARE = 0.3
+
+
+def verdict(comparison: Comparison) -> tuple[bool, str]:
+    """Are both promises kept on every model, and what to tell about them."""
+    lines, kept = [], True
+    for case in comparison.cases:
+        medians = {
+            row.contender: row.metrics["first_call"].median
+            for row in (comparison.row(case, name) for name in BACKENDS)
+            if "first_call" in row.metrics
+        }
+        if len(medians) < len(BACKENDS):
+            lines.append(f"{case}: not all contenders gave a result")
+            kept = False
+            continue
+        over, share = medians["ferrite"] / medians["dynamo"], medians["ferrite"] / medians["inductor"]
+        kept = kept and over <= LIMIT and share <= SHARE
+        lines.append(f"{case}: {over:.2f}x of Dynamo alone (promise {LIMIT}), {share:.2f}x of Inductor ({SHARE})")
+    return kept, "\n".join(lines)
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.warm_call", description=__doc__.split("\n")[0])
+    parser.add_argument("--models", nargs="+", default=list(MODELS), metavar="NAME", help="names of bench.zoo")
+    parser.add_argument("--modes", nargs="+", default=list(MODES), choices=MODES)
+    parser.add_argument("--size", default="real", choices=("small", "real"))
+    parser.add_argument("--rounds", type=int, default=5, help="fresh processes for each contender (default: 5)")
+    parser.add_argument("--threads", type=int, help="default: the contender's own choice")
+    parser.add_argument("--enforce", action="store_true", help="exit with 1 if a promise is broken")
+    parser.add_argument("--json", type=Path, help="where to write the numbers (default: a new file under results/)")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    wanted = parse(arguments)
+    console = open_console()
+    cases = [make_case(model, mode, wanted.size, BACKENDS) for model in wanted.models for mode in wanted.modes]
+    plan = Plan(rounds=wanted.rounds, threads=wanted.threads, cache="warm")
+    comparison = compare("Warm first call", cases, baseline="dynamo", plan=plan, progress=watcher(console))
+    columns = [
+        Column("first call", "first_call"),
+        Column("ratio to dynamo", "first_call", ratio=True),
+        Column("ratio of cpu time", "first_call_cpu", ratio=True),
+    ]
+    show(console, comparison, columns, who="backend")
+    kept, text = verdict(comparison)
+    console.print(text)
+    console.print(f"All numbers: {comparison.save('warm_call', wanted.json)}", soft_wrap=True)
+    ran = all("first_call" in comparison.row(case, "ferrite").metrics for case in comparison.cases)
+    return 0 if ran and (kept or not wanted.enforce) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(stoppable(main))

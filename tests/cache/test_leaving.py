@@ -1,0 +1,120 @@
+"""Compiled functions that leave the process: PyTorch's bundles of cache artifacts, and functions that are saved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from torch._dynamo.utils import counters
+from torch.nn import functional
+
+from ferrite.artifact import key
+from ferrite.artifact.entry import Bundle, unbundle
+from ferrite.caching import GraphArtifact
+from ferrite.packaging import Package
+from tests.behaviour.child import run_python
+
+
+def scaled(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return functional.gelu(x @ w).softmax(-1)
+
+
+def inputs(training: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    x, w = torch.randn(4, 5, generator=generator), torch.randn(5, 6, generator=generator)
+    return x, w.requires_grad_(training)
+
+
+def outcome(call: Any, training: bool) -> list[torch.Tensor]:
+    x, w = inputs(training)
+    result = call(x, w)
+    if training:
+        result.square().sum().backward()
+    return [result.detach(), *([w.grad] if training else [])]
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+def test_artifacts_fill_another_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, training: bool) -> None:
+    torch.compiler._cache.CacheArtifactManager.clear()
+    here, there = tmp_path / "here", tmp_path / "there"
+    call = torch.compile(scaled, backend="ferrite", options={"cache": "on", "cache_dir": str(here)})
+    expected = outcome(call, training)
+    data, saved = torch.compiler.save_cache_artifacts()
+    assert len(saved.ferrite_artifacts) == 1
+
+    monkeypatch.setenv("FERRITE_CACHE", "on")
+    monkeypatch.setenv("FERRITE_CACHE_DIR", str(there))
+    assert torch.compiler.load_cache_artifacts(data).ferrite_artifacts == saved.ferrite_artifacts
+    torch._dynamo.reset()
+    counters.clear()
+    call = torch.compile(scaled, backend="ferrite", options={"cache": "read-only", "cache_dir": str(there)})
+    for found, wanted in zip(outcome(call, training), expected, strict=True):
+        assert torch.equal(found, wanted)
+    assert counters["ferrite"] == {"graph_cache_hit": 1}
+
+
+def test_damaged_artifact_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("FERRITE_CACHE", "on")
+    monkeypatch.setenv("FERRITE_CACHE_DIR", str(tmp_path))
+    GraphArtifact("some key", b"nonsense").populate_cache()
+    assert "not used" in caplog.text
+    assert not list(tmp_path.rglob("*-0"))
+
+
+def saved(path: Path, training: bool) -> Any:
+    compiled = torch.compile(scaled, backend="ferrite", fullgraph=True).aot_compile((inputs(training), {}))
+    compiled.save_compiled_function(str(path))
+    return compiled
+
+
+LOAD = """
+import torch
+from torch._dynamo.utils import counters
+from tests.cache.test_leaving import outcome
+with open({path!r}, "rb") as file:
+    call = torch.compiler.load_compiled_function(file)
+torch.save(outcome(call, {training}), {result!r})
+assert not counters["ferrite"] and not counters["aot_autograd"], counters
+"""
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+def test_function_that_is_saved_runs_in_a_new_process(tmp_path: Path, training: bool) -> None:
+    path, result = tmp_path / "function", tmp_path / "result"
+    expected = outcome(saved(path, training), training)
+    run_python(LOAD.format(path=str(path), training=training, result=str(result)))
+    for found, wanted in zip(torch.load(result), expected, strict=True):
+        assert torch.equal(found, wanted)
+
+
+def test_package_checks_what_it_is_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    compiled = saved(tmp_path / "function", training=False)
+    data = Package.serialize_compile_artifacts(compiled._artifacts.compiled_fn)
+    Package.deserialize_compile_artifacts(data)
+    for damaged in (b"", data[:-20], b"nonsense", msgspec.msgpack.encode(Bundle("package", b"\x00", {}))):
+        with pytest.raises(RuntimeError, match="no package of Ferrite"):
+            Package.deserialize_compile_artifacts(damaged)
+    lost = msgspec.structs.replace(unbundle(data), objects={})
+    with pytest.raises(RuntimeError, match="is gone"):
+        Package.deserialize_compile_artifacts(msgspec.msgpack.encode(lost))
+    fields = key.fields_of_machine() | {"cpu": "another one"}
+    monkeypatch.setattr("ferrite.packaging.fields_of_machine", lambda: fields)
+    with pytest.raises(RuntimeError, match="cannot run here: cpu"):
+        Package.deserialize_compile_artifacts(data)
+
+
+def test_what_cannot_be_saved_says_why() -> None:
+    def shares(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return x * y
+
+    base = torch.randn(8)
+    with pytest.raises(Exception, match="cannot save this function"):
+        torch.compile(shares, backend="ferrite", fullgraph=True, options={"strict": True}).aot_compile(
+            ((base[:4], base[2:6]), {})
+        )
