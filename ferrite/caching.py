@@ -332,7 +332,13 @@ def watching(lookup: Lookup, made: Mapping[str, CompiledGraph], record: Record) 
         elif not all(phase in made for phase in phases):
             lookup.reason += "; not stored: a graph runs as captured"
         else:
-            _keep(lookup, told, guards, {phase: made[phase] for phase in phases}, record)
+            try:
+                _keep(lookup, told, guards, {phase: made[phase] for phase in phases}, record)
+            except Exception as error:  # the graph is compiled and works: nobody shall see that it is not stored
+                if lookup.store is not None and lookup.store.strict:
+                    raise
+                lookup.reason += f"; not stored: {type(error).__name__}: {error}"
+                log.warning("Ferrite's cache: a graph is not stored: %s: %s", type(error).__name__, error)
 
     def after_inference(*args: Any, **kwargs: Any) -> Any:
         result = inference(*args, **kwargs)

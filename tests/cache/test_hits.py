@@ -292,3 +292,18 @@ def test_modes(tmp_path: Path) -> None:
     with torch.compiler.config.patch(force_disable_caches=True):
         Cached(tmp_path)(normed)(x, w)
         assert Cached.said() == {}
+
+
+def test_a_graph_that_cannot_be_stored_works(
+    cached: Cached, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: Any) -> None:
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setattr("ferrite.caching.write", fails)
+    cold = run(cached(normed), CASES["normed"][1], training=True)
+    assert cold.error is None
+    assert "out of luck" in caplog.text
+    with pytest.raises(RuntimeError, match="out of luck"):
+        cached.options["cache"] = "strict"
+        cached(normed)(*CASES["normed"][1]()).sum().backward()
