@@ -323,6 +323,21 @@ class TestNormaliseArguments:
             found.add((len(node.args), *sorted(node.kwargs.items())))
         assert found == {(1, ("dim", 1), ("keepdim", False))}
 
+    @pytest.mark.parametrize(
+        "function",
+        [
+            lambda x: x.view(x.shape),
+            lambda x: x[:1].expand(x.size()),
+            lambda x: torch.reshape(x, x.shape),
+            lambda x: x.repeat(x.shape),
+        ],
+    )
+    def test_sizes_that_are_one_value_of_the_graph(self, function: Callable[[Any], Any]) -> None:
+        """They are a list already; one size, or several, make one."""
+        keeps(normalise_arguments, trace(function, [X]))
+        rewrites(normalise_arguments, trace(lambda x: x[0].expand(x.size(0), -1), [X]), times=1, exact=True)
+        rewrites(normalise_arguments, trace(lambda x: x.flatten(0).view(x.numel()), [X]), times=2, exact=True)
+
     def test_unknown_targets(self) -> None:
         def unknown(x: Any, factor: int = 2) -> Any:
             return x * factor
