@@ -68,12 +68,14 @@ GROUPS = (
 @dataclass(frozen=True)
 class PreGradPass:
     """`default`: it runs unless it is disabled; else only if the option `pre_grad` names it. `devices`: the kinds of
-    device that it is for, if not for all; it leaves a graph alone that has tensors anywhere else."""
+    device that it is for, if not for all; it leaves a graph alone that has tensors anywhere else. `other_draws`: the
+    setting with which it draws other random numbers than eager."""
 
     run: Callable[..., int]
     group: str
     default: bool
     devices: tuple[str, ...] | None = None
+    other_draws: str | None = None
 
     @property
     def name(self) -> str:
@@ -106,7 +108,7 @@ PASSES: tuple[PreGradPass, ...] = (
     PreGradPass(batch_clamp, "batch", default=False),
     PreGradPass(batch_nan_to_num, "batch", default=False),
     PreGradPass(batch_detach, "batch", default=False),
-    PreGradPass(batch_dropout, "batch", default=False),
+    PreGradPass(batch_dropout, "batch", default=False, other_draws="other_masks"),
     PreGradPass(einsum_to_pointwise, "patterns", default=False),
     PreGradPass(drop_whole_splits, "patterns", default=True),
     PreGradPass(remove_splits, "patterns", default=False),
