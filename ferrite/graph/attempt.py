@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 
 from torch.fx import Node
 
+from ferrite.graph.arguments import kind
 from ferrite.graph.build import Build, Builder, CannotBuild
 from ferrite.graph.effects import is_random
+from ferrite.graph.pieces import AT_ONCE, item_of
 from ferrite.graph.spread import Spread, fill_alike
 from ferrite.graph.values import value_of
 
@@ -105,6 +107,7 @@ class Attempt:
             sound.is_pure(*matched, random=self._random)
             or (self._other_draw(first, last, matched) if self._random else None)
             or sound.one_mode(self._place, *matched)
+            or sound.keeps_form(*self._olds, *self._inputs())
             or _first(sound.written_between(node, first, last) for node in [*self._inputs(), *held, *matched])
             or _first(self._done_twice(node, known) for node in sorted(inner))
             or (None if same_tensor else _first(map(self._unlike, self._olds, self._results)))
@@ -169,9 +172,23 @@ class Attempt:
         several = any(isinstance(value_of(node), (tuple, list)) for node in bases)
         if (several or not was_view) and (seen := sound.written_after(old)):
             return f"{seen}, and would be a view of {bases[0].name}"
-        if not was_view and not fill_alike(value_of(old), value_of(result)) and (seen := sound.returned(old)):
+        alike = was_view or fill_alike(value_of(old), value_of(result))
+        if (not alike or (several and not self._is_part(old))) and (seen := sound.returned(old)):
             return f"{seen}, and would be a part of {bases[0].name}"
         return None
+
+    def _is_part(self, node: Node) -> bool:
+        """Whether a value is one of several views that were made at once, or a view of one."""
+        seen, waiting = {node}, [node]
+        while waiting:
+            one = waiting.pop()
+            item = item_of(one)
+            if item is not None and kind(item[0]) in AT_ONCE:
+                return True
+            found = {source for source in one.all_input_nodes if self._sound.aliases.shares(source, node)} - seen
+            seen |= found
+            waiting += found
+        return False
 
     def _regains_gradient(self, old: Node, result: Node) -> str | None:
         """A value that was made with gradients in place of one that was made without."""
