@@ -2,6 +2,8 @@
 
 Users of a replaced node are evaluated again, with the new value, as long as something about theirs changes or they
 share its memory. Strides may change on the way as long as they do not reach an output or an op that nobody knows.
+What fake values say of the strides of dimensions with one element is not always what eager gives: there, a value that
+read other strides counts as changed.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils._pytree import tree_leaves
 
-from ferrite.graph.arguments import kind
+from ferrite.graph.arguments import is_int, kind
 from ferrite.graph.build import value_key
 from ferrite.graph.text import show_type
 from ferrite.graph.values import same_metadata, value_of
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from ferrite.graph.soundness import Soundness
 
 _FARTHEST = 200  # users that are evaluated again before a rewrite is given up
+# Ops whose result is contiguous, whatever the strides of what they read.
+_LAYS_OUT_ANEW = frozenset({"linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "embedding", "contiguous"})
 _LAYOUT_MATTERS = frozenset({"as_strided", "stride", "is_contiguous", "storage_offset", "data_ptr", "set_", "resize_"})
 
 
@@ -33,6 +37,7 @@ class Spread:
         self._sound = sound
         self._replaced = replaced
         self._overlay: dict[Node, Any] = {}
+        self._doubted: set[Node] = set()
 
     def try_values(self, same_tensor: bool) -> str | None:
         """`same_tensor`: the new values are right whatever the old ones say, strides too."""
@@ -74,6 +79,8 @@ class Spread:
             if evaluated > _FARTHEST:
                 return f"other strides reach more than {_FARTHEST} nodes"
             self._overlay[node] = self._sound.evaluator.value(node, self._overlay)
+            if changed and kind(node) not in _LAYS_OUT_ANEW and _has_ones(self._overlay[node]):
+                self._doubted.add(node)
             was_view, is_view = self._is_view(node)
             reason = differs(node.name, value_of(node), self._overlay[node])
             if reason is None and was_view != is_view:
@@ -139,7 +146,15 @@ class Spread:
         return None
 
     def _is_changed(self, node: Node) -> bool:
-        return node in self._overlay and not same_metadata(value_of(node), self._overlay[node])
+        if node not in self._overlay:
+            return False
+        return node in self._doubted or not same_metadata(value_of(node), self._overlay[node])
+
+
+def _has_ones(value: Any) -> bool:
+    """Whether a tensor has a dimension of one element: its stride means nothing, and may be any."""
+    tensors = [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+    return any(is_int(extent) and extent == 1 for tensor in tensors for extent in tensor.shape)
 
 
 def _gives_nothing(node: Node) -> bool:
