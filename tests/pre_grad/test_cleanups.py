@@ -17,6 +17,7 @@ from ferrite.graph.pre_grad.chunk_reshape_unsqueeze_cat import chunk_reshape_uns
 from ferrite.graph.pre_grad.merge_cats import merge_cats
 from ferrite.graph.pre_grad.normalise_arguments import normalise_arguments
 from ferrite.graph.pre_grad.plan import plan
+from ferrite.graph.pre_grad.pre_dispatch import plan_pre_dispatch
 from ferrite.graph.pre_grad.remove_noops import remove_noops
 from ferrite.graph.pre_grad.remove_splits import remove_splits
 from ferrite.graph.pre_grad.split_squeeze_cat import split_squeeze_cat
@@ -347,6 +348,32 @@ class TestNormaliseArguments:
         graph.output(graph.call_function(unknown, (x, 3)))
         assert normalise_arguments(graph) == 0
         assert torch.equal(GraphModule(torch.nn.Module(), graph)(X), X * 3)
+
+
+class TestPrivateKernels:
+    """PRE-34: names for blocks that a private package replaces may be asked for, and the blocks are ordinary ops."""
+
+    NAMES = tuple(name for name in IDLE if name.startswith(("use_triton_", "use_matmul_")))
+
+    @staticmethod
+    def compress(x: Any, w: Any, b: Any) -> Any:
+        """A linear layer over the middle dimension, and the products of what it gives with its input."""
+        small = F.linear(x.transpose(1, 2), w, b).transpose(1, 2)
+        return torch.bmm(small, x.transpose(1, 2)).flatten(1).relu()
+
+    def test_there_are_seven(self) -> None:
+        assert len(self.NAMES) == 7
+        assert all(IDLE[name] for name in self.NAMES)
+
+    def test_asked_for_they_change_nothing(self) -> None:
+        assert plan(tuple((name, ()) for name in self.NAMES)) == plan(())
+        assert plan_pre_dispatch(self.NAMES, ()) == plan_pre_dispatch((), ())
+
+    def test_the_block_compiles(self) -> None:
+        inputs = [torch.randn(2, 6, 4), torch.randn(3, 6), torch.randn(3)]
+        torch._dynamo.reset()
+        run = torch.compile(self.compress, backend="ferrite", options={"pre_grad": self.NAMES, "strict": True})
+        torch.testing.assert_close(run(*inputs), self.compress(*inputs))
 
 
 @pytest.mark.parametrize("name", IDLE)

@@ -130,8 +130,19 @@ PASSES: tuple[PreGradPass, ...] = (
     PreGradPass(lift_quantise, "quantise", default=True),
 )
 
+_PRIVATE = (
+    "blocks and kernels of a private package; what is public of them is empty, and small products are fused anyway"
+)
+
 # Names that may be asked for and need no pass, and why.
 IDLE: Mapping[str, str] = {
+    "use_triton_dot_compress": _PRIVATE,
+    "use_triton_lce_replace_simple_LCE": _PRIVATE,
+    "use_triton_lce_replace_simple_LCE_helper": _PRIVATE,
+    "use_triton_lce_replace_normal_LCE": _PRIVATE,
+    "use_triton_lce_replace_normal_LCE_helper": _PRIVATE,
+    "use_matmul_lce_replace_normal_LCE": _PRIVATE,
+    "use_matmul_fuse_lce_replace_first_LCE": _PRIVATE,
     "merge_stack_tanh_unbind": "stack, tanh and unbind are one loop; a match across them gave wrong values elsewhere",
     "relu_nan_to_num": "nan_to_num of relu is one loop",
 }
