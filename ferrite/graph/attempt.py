@@ -15,7 +15,7 @@ from ferrite.graph.arguments import kind
 from ferrite.graph.build import Build, Builder, CannotBuild
 from ferrite.graph.effects import is_random
 from ferrite.graph.pieces import AT_ONCE, item_of
-from ferrite.graph.spread import Spread, fill_alike
+from ferrite.graph.spread import NEEDS_STRIDES, Spread, fill_alike, is_doubtful
 from ferrite.graph.values import value_of
 
 if TYPE_CHECKING:
@@ -39,8 +39,10 @@ class Attempt:
             reason = self._make(build)
             if reason is not None:
                 return reason
-            self._spread = Spread(self._sound, dict(zip(self._olds, self._results, strict=True)))
-            return self._judge(same_tensor) or self._spread.try_values(same_tensor)
+            doubted = self._doubted()
+            self._spread = Spread(self._sound, dict(zip(self._olds, self._results, strict=True)), doubted)
+            reason = self._judge(same_tensor) or _first(map(self._sees_strides, doubted))
+            return reason or self._spread.try_values(same_tensor)
         except CannotBuild as failure:
             return str(failure)
 
@@ -114,6 +116,18 @@ class Attempt:
             or _first(map(self._part_of_new, self._olds, self._results))
             or _first(map(self._regains_gradient, self._olds, self._results))
         )
+
+    def _doubted(self) -> dict[Node, None]:
+        """New nodes whose strides are not sure, in order."""
+        doubted: dict[Node, None] = {}
+        for node in self._new.made:
+            if is_doubtful(node, doubted):
+                doubted[node] = None
+        return doubted
+
+    def _sees_strides(self, source: Node) -> str | None:
+        reader = next((user for user in source.users if kind(user) in NEEDS_STRIDES), None)
+        return f"{reader.name} would see strides that are not sure" if reader is not None else None
 
     def _other_draw(self, first: Node, last: Node, matched: list[Node]) -> str | None:
         """Random numbers that are drawn between matched nodes would be drawn in another order."""
