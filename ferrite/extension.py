@@ -119,14 +119,14 @@ class _PatternPass:
         return self.pattern.apply(graph)
 
     def uuid(self) -> str:
-        parts = (self.pattern.search, self.pattern.replacement, self.pattern.extra_check)
+        parts = (self.pattern.search, self.pattern.replacement, self.pattern.extra_check, self.pattern.lowering)
         settings = f"{dict(self.pattern.scalars)} {self.pattern.joint}"
         return f"{self.pattern.name} {[_identity(part) for part in parts]} {settings}"
 
 
 def register_pattern(
     search: Callable[..., Any],
-    replacement: Callable[..., Any],
+    replacement: Callable[..., Any] | None,
     example_inputs: Sequence[Any],
     *,
     extra_check: Callable[[Match], Any] | None = None,
@@ -137,6 +137,7 @@ def register_pattern(
     after: str | None = None,
     skip_duplicates: bool = False,
     joint: bool = False,
+    lowering: Callable[..., Any] | None = None,
 ) -> UserPass:
     """Put `replacement` wherever `search` stands in a graph; also a context manager.
 
@@ -146,13 +147,19 @@ def register_pattern(
     With `joint` (in the stage of that name) the function is looked for together with its gradients by the example
     inputs that require them, and so is replaced.
 
+    With `lowering`, and None for a replacement, what is found becomes loops by that function when the graph is lowered:
+    it is called as `search` is, with tensors of `ferrite.lower.value`, and gives what a row of the table of lowerings
+    gives. If it raises `Unsupported`, the calls of `search` run.
+
     A pattern that is looked for already is an error, or not registered again with `skip_duplicates`. To tell, patterns
     of one stage with equally many parameters are traced here; any other is not traced before a graph is searched.
     """
     known = name or search.__name__
     if known == "<lambda>":
         known = f"pattern_{sum(isinstance(entry.function, _PatternPass) for entry in _registered)}"
-    pattern = TracedPattern(known, search, replacement, example_inputs, stage, extra_check, scalars or {}, joint=joint)
+    pattern = TracedPattern(
+        known, search, replacement, example_inputs, stage, extra_check, scalars or {}, joint=joint, lowering=lowering
+    )
     run = _PatternPass(pattern)
     if (other := _equal_pattern(pattern)) is not None:
         if skip_duplicates:

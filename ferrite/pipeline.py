@@ -74,7 +74,7 @@ def edit_pre_grad(module: GraphModule, options: Options, record: GraphRecord, in
     """Passes over what Dynamo captured; `module` is edited in place. Users may insert nodes where they like: the graph
     is put in order after them."""
     with record.stage("pre_grad"):
-        first, last = plan(options.pre_grad, rewrites=options.pre_grad_rewrites)
+        first, last = plan(options.pre_grad, rewrites=options.pre_grad_rewrites, eager_draws=options.fallback_random)
         if options.pre_dispatch and options.pre_grad_rewrites and is_aten(module.graph):
             first = plan_pre_dispatch(options.pre_dispatch_add, options.pre_dispatch_remove)
         passes = (*with_user_passes("pre_grad", first), sort_nodes, *last)

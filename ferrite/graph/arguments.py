@@ -29,6 +29,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch.fx import Graph, Node
 
 from ferrite.graph.query import attribute
+from ferrite.graph.values import value_of
 
 # name|other spelling=default; `*name` takes a list of numbers, or the numbers one by one; `*` begins keywords.
 _TABLE = """
@@ -326,8 +327,10 @@ def _bind(name: str, parameters: tuple[Parameter, ...], args: Any, kwargs: Mappi
         if not rest:
             break
         if entry.takes_rest:
-            first = rest[0]
-            arguments[entry.names[0]] = list(first) if len(rest) == 1 and isinstance(first, (list, tuple)) else rest
+            first = rest[0] if len(rest) == 1 else None
+            if isinstance(first, Node) and not isinstance(value_of(first), (int, torch.SymInt, torch.Tensor)):
+                return None  # all sizes of another tensor
+            arguments[entry.names[0]] = list(first) if isinstance(first, (list, tuple)) else rest
             rest = []
         else:
             arguments[entry.names[0]] = rest.pop(0)
@@ -343,7 +346,7 @@ def _bind(name: str, parameters: tuple[Parameter, ...], args: Any, kwargs: Mappi
         if entry.takes_rest:
             values = arguments.get(entry.names[0])
             if not isinstance(values, (list, tuple)) or not all(map(_is_number, values)):
-                return None  # view(dtype), or sizes that are one value of the graph
+                return None  # view(dtype), or size=y.shape
             arguments[entry.names[0]] = list(values)
     given_names = frozenset(arguments)
     for entry in parameters:

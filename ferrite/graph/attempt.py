@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 
 from torch.fx import Node
 
+from ferrite.graph.arguments import kind
 from ferrite.graph.build import Build, Builder, CannotBuild
 from ferrite.graph.effects import is_random
-from ferrite.graph.spread import Spread, fill_alike
+from ferrite.graph.pieces import AT_ONCE, item_of
+from ferrite.graph.spread import NEEDS_STRIDES, Spread, fill_alike, is_doubtful
 from ferrite.graph.values import value_of
 
 if TYPE_CHECKING:
@@ -37,8 +39,10 @@ class Attempt:
             reason = self._make(build)
             if reason is not None:
                 return reason
-            self._spread = Spread(self._sound, dict(zip(self._olds, self._results, strict=True)))
-            return self._judge(same_tensor) or self._spread.try_values(same_tensor)
+            doubted = self._doubted()
+            self._spread = Spread(self._sound, dict(zip(self._olds, self._results, strict=True)), doubted)
+            reason = self._judge(same_tensor) or _first(map(self._sees_strides, doubted))
+            return reason or self._spread.try_values(same_tensor)
         except CannotBuild as failure:
             return str(failure)
 
@@ -105,12 +109,25 @@ class Attempt:
             sound.is_pure(*matched, random=self._random)
             or (self._other_draw(first, last, matched) if self._random else None)
             or sound.one_mode(self._place, *matched)
+            or sound.keeps_form(*self._olds, *self._inputs())
             or _first(sound.written_between(node, first, last) for node in [*self._inputs(), *held, *matched])
             or _first(self._done_twice(node, known) for node in sorted(inner))
             or (None if same_tensor else _first(map(self._unlike, self._olds, self._results)))
             or _first(map(self._part_of_new, self._olds, self._results))
             or _first(map(self._regains_gradient, self._olds, self._results))
         )
+
+    def _doubted(self) -> dict[Node, None]:
+        """New nodes whose strides are not sure, in order."""
+        doubted: dict[Node, None] = {}
+        for node in self._new.made:
+            if is_doubtful(node, doubted):
+                doubted[node] = None
+        return doubted
+
+    def _sees_strides(self, source: Node) -> str | None:
+        reader = next((user for user in source.users if kind(user) in NEEDS_STRIDES), None)
+        return f"{reader.name} would see strides that are not sure" if reader is not None else None
 
     def _other_draw(self, first: Node, last: Node, matched: list[Node]) -> str | None:
         """Random numbers that are drawn between matched nodes would be drawn in another order."""
@@ -169,9 +186,23 @@ class Attempt:
         several = any(isinstance(value_of(node), (tuple, list)) for node in bases)
         if (several or not was_view) and (seen := sound.written_after(old)):
             return f"{seen}, and would be a view of {bases[0].name}"
-        if not was_view and not fill_alike(value_of(old), value_of(result)) and (seen := sound.returned(old)):
+        alike = was_view or fill_alike(value_of(old), value_of(result))
+        if (not alike or (several and not self._is_part(old))) and (seen := sound.returned(old)):
             return f"{seen}, and would be a part of {bases[0].name}"
         return None
+
+    def _is_part(self, node: Node) -> bool:
+        """Whether a value is one of several views that were made at once, or a view of one."""
+        seen, waiting = {node}, [node]
+        while waiting:
+            one = waiting.pop()
+            item = item_of(one)
+            if item is not None and kind(item[0]) in AT_ONCE:
+                return True
+            found = {source for source in one.all_input_nodes if self._sound.aliases.shares(source, node)} - seen
+            seen |= found
+            waiting += found
+        return False
 
     def _regains_gradient(self, old: Node, result: Node) -> str | None:
         """A value that was made with gradients in place of one that was made without."""

@@ -13,6 +13,7 @@ import torch
 from torch.fx import Graph, Node
 from torch.utils._pytree import tree_leaves
 
+from ferrite.graph.aliases import Aliases
 from ferrite.graph.arguments import kind
 from ferrite.graph.effects import written_by
 from ferrite.graph.modes import Modes
@@ -22,8 +23,9 @@ from ferrite.graph.values import value_of
 class Gradients:
     """Facts about one graph, gathered once."""
 
-    def __init__(self, graph: Graph, modes: Modes) -> None:
+    def __init__(self, graph: Graph, modes: Modes, aliases: Aliases) -> None:
         self._modes = modes
+        self._aliases = aliases
         self._needed = self._follow(graph, lambda node: getattr(value_of(node), "requires_grad", False))
         self._possible = self._follow(graph, _is_float)
         self._asked = self._follow_back(graph)
@@ -44,9 +46,12 @@ class Gradients:
 
     def _follow_back(self, graph: Graph) -> set[Node]:
         found: set[Node] = set()
+        memory = self._aliases.of_all(graph.find_nodes(op="placeholder"))  # and that of all that is found
         for node in reversed(graph.nodes):
-            if node.op == "output" or written_by(node) or (node in found and self._passes(node)):
+            written = not memory.isdisjoint(self._aliases.of_all(written_by(node)))
+            if node.op == "output" or written or (node in found and self._passes(node)):
                 found.update(node.all_input_nodes)
+                memory |= self._aliases.of_all(node.all_input_nodes)
         return found
 
     def _passes(self, node: Node) -> bool:

@@ -17,6 +17,8 @@ from ferrite.graph.arguments import bind, is_int, kind, positive_dim
 from ferrite.graph.values import tensor_of, value_of
 
 SPLITS = ("split", "split_with_sizes", "chunk", "tensor_split")
+# They give several views at once, none of which autograd lets anybody write.
+AT_ONCE = ("split", "split_with_sizes", "chunk", "unbind")
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ def read_split(node: Any) -> Split | None:
     if call is None or whole is None or not isinstance(values, (tuple, list)):
         return None
     dim = positive_dim(call["dim"], whole.dim())
-    if dim is None or not all(isinstance(value, torch.Tensor) for value in values):
+    if dim is None or not all(isinstance(value, torch.Tensor) and value.dim() == whole.dim() for value in values):
         return None
     sizes = tuple(value.shape[dim] for value in values)
     if not is_int(*sizes, whole.shape[dim]) or sum(sizes) != whole.shape[dim]:

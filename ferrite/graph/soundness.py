@@ -119,6 +119,13 @@ class Soundness:
                 return f"{node!r} is not a value of the graph"
             if tensor_of(node) is None:
                 return f"{node.name} has no fake value" if value_of(node) is None else f"{node.name} is not one tensor"
+            if reason := self.keeps_form(node):
+                return reason
+        return None
+
+    def keeps_form(self, *nodes: Node) -> str | None:
+        """None of them is given other sizes, strides or memory in place: fake values tell how it ends."""
+        for node in nodes if self._reshaped else ():
             if not self._reshaped.isdisjoint(self.aliases.of(node)):
                 return f"{node.name} is given other sizes or memory in place"
         return None

@@ -2,10 +2,13 @@
 
 Users of a replaced node are evaluated again, with the new value, as long as something about theirs changes or they
 share its memory. Strides may change on the way as long as they do not reach an output or an op that nobody knows.
+What fake values say of the strides of dimensions with one element is not always what eager gives: there, a value that
+read other strides counts as changed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Container
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +17,7 @@ from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils._pytree import tree_leaves
 
-from ferrite.graph.arguments import kind
+from ferrite.graph.arguments import is_int, kind
 from ferrite.graph.build import value_key
 from ferrite.graph.text import show_type
 from ferrite.graph.values import same_metadata, value_of
@@ -23,16 +26,21 @@ if TYPE_CHECKING:
     from ferrite.graph.soundness import Soundness
 
 _FARTHEST = 200  # users that are evaluated again before a rewrite is given up
+# Ops whose result is contiguous, whatever the strides of what they read.
+_LAYS_OUT_ANEW = frozenset({"linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "embedding", "contiguous"})
+NEEDS_STRIDES = frozenset({"view", "view_as", "as_strided"})  # may fail, depending on the strides of what they read
 _LAYOUT_MATTERS = frozenset({"as_strided", "stride", "is_contiguous", "storage_offset", "data_ptr", "set_", "resize_"})
 
 
 class Spread:
-    """One try: `try_values` looks ahead and gives a reason against, `commit` writes the new values down."""
+    """One try: `try_values` looks ahead and gives a reason against, `commit` writes the new values down. `doubted`:
+    new nodes whose strides are not sure."""
 
-    def __init__(self, sound: Soundness, replaced: dict[Node, Node]) -> None:
+    def __init__(self, sound: Soundness, replaced: dict[Node, Node], doubted: Container[Node] = ()) -> None:
         self._sound = sound
         self._replaced = replaced
         self._overlay: dict[Node, Any] = {}
+        self._doubted = {old for old, result in replaced.items() if result in doubted}
 
     def try_values(self, same_tensor: bool) -> str | None:
         """`same_tensor`: the new values are right whatever the old ones say, strides too."""
@@ -46,7 +54,7 @@ class Spread:
                 return reason
             self._overlay[old] = after
             roots |= self._sound.aliases.of(old)
-            if not same_metadata(before, after) or self._sound.aliases.of(old) != self._sound.aliases.of(result):
+            if self._is_changed(old) or self._sound.aliases.of(old) != self._sound.aliases.of(result):
                 affected.add(old)
         return self._walk(affected, roots, same_tensor)
 
@@ -74,6 +82,8 @@ class Spread:
             if evaluated > _FARTHEST:
                 return f"other strides reach more than {_FARTHEST} nodes"
             self._overlay[node] = self._sound.evaluator.value(node, self._overlay)
+            if changed and kind(node) not in _LAYS_OUT_ANEW and _has_ones(self._overlay[node]):
+                self._doubted.add(node)
             was_view, is_view = self._is_view(node)
             reason = differs(node.name, value_of(node), self._overlay[node])
             if reason is None and was_view != is_view:
@@ -95,7 +105,9 @@ class Spread:
             new, old = show_type(self._overlay[source]), show_type(value_of(source))
             return f"{source.name} would be returned as {new}, not {old}"
         name = kind(node)
-        if name is None or "::" in name or name in _LAYOUT_MATTERS:  # only aten's ops go without the name of a library
+        doubted = source in self._doubted and name in NEEDS_STRIDES
+        # Only aten's ops go without the name of a library.
+        if name is None or "::" in name or name in _LAYOUT_MATTERS or doubted:
             return f"{node.name} would see other strides"
         return None
 
@@ -139,7 +151,45 @@ class Spread:
         return None
 
     def _is_changed(self, node: Node) -> bool:
-        return node in self._overlay and not same_metadata(value_of(node), self._overlay[node])
+        if node not in self._overlay:
+            return False
+        return node in self._doubted or not same_metadata(value_of(node), self._overlay[node])
+
+
+def _has_ones(value: Any) -> bool:
+    """Whether a tensor has a dimension of one element: its stride means nothing, and may be any."""
+    tensors = [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+    return any(is_int(extent) and extent == 1 for tensor in tensors for extent in tensor.shape)
+
+
+def is_doubtful(node: Node, doubted: Container[Node]) -> bool:
+    """Whether eager may give a value other strides than its fake value says: a pointwise result with dimensions of one
+    element, unless all that it reads is laid out plainly; and what is made of such a value."""
+    if kind(node) in _LAYS_OUT_ANEW or not _has_ones(value_of(node)):
+        return False
+    if node.kwargs.get("memory_format") is torch.contiguous_format:
+        return False
+    sources = node.all_input_nodes
+    plain = all(_is_plain(value_of(source)) for source in sources)
+    return any(source in doubted for source in sources) or (_is_pointwise(node) and not plain)
+
+
+def _is_pointwise(node: Node) -> bool:
+    overload = getattr(getattr(torch.ops.aten, kind(node) or "", None), "default", None)
+    overload = overload or getattr(getattr(torch.ops.aten, kind(node) or "", None), "Tensor", None)
+    return overload is not None and torch.Tag.pointwise in overload.tags
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether the strides of a tensor are those of a new one, in every dimension."""
+    if not isinstance(value, torch.Tensor):
+        return True
+    expected: Any = 1
+    for extent, stride in zip(reversed(value.shape), reversed(value.stride()), strict=True):
+        if str(stride) != str(expected):
+            return False
+        expected = expected * extent
+    return True
 
 
 def _gives_nothing(node: Node) -> bool:

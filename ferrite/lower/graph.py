@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -20,6 +20,7 @@ from torch.fx import GraphModule, Node
 
 from ferrite.errors import Unsupported
 from ferrite.graph.names import name_of
+from ferrite.graph.pattern.lowering import lowering_of
 from ferrite.graph.query import attribute, family, source_line, source_place, written_arguments
 from ferrite.graph.text import show_type, type_of_list
 from ferrite.host.lowered import Body, Lowered
@@ -278,7 +279,8 @@ class _OneGraph:
 
     def _lowered(self, node: Node) -> bool:
         """Lower the node if there is a way to."""
-        row = _row_of(node.target)
+        lowering = lowering_of(node)
+        row = Row(_in_a_tuple(lowering)) if lowering is not None else _row_of(node.target)
         if row is not None:
             self.values[node] = self._by_row(node, row)
             return True
@@ -631,6 +633,16 @@ class _OneGraph:
             self.steps.append(Call(name, "operator.getitem", (Ref(node.name), value.part), {}, source_place(node)))
         value.host = name  # kernels go on reading what it is a view of
         self.names_of[value.memory()].append(name)
+
+
+def _in_a_tuple(lower: Callable[..., Any]) -> Callable[..., Any]:
+    """A row for a call of a graph, which gives a tuple even of one."""
+
+    def lower_call(*args: Any) -> Any:
+        made = lower(*args)
+        return (made,) if isinstance(made, Tensor) else made
+
+    return lower_call
 
 
 def _refuse_sizes(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -22,10 +22,10 @@ class Row:
     """One entry: the function, whether its result is a view of its first argument, what else it asks for."""
 
     lower: Callable[..., Any]
-    is_view: bool
-    wants_result: bool
-    wants_draw: bool
-    wants_traced: bool
+    is_view: bool = False
+    wants_result: bool = False
+    wants_draw: bool = False
+    wants_traced: bool = False
 
 
 _rows: dict[Any, Row] = {}

@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 
 from ferrite.errors import Malformed
 from ferrite.graph.ledger import keep_ledger
 from ferrite.graph.pattern.match import Match, find_match
 from ferrite.graph.pattern.nodes import AllUses, Anything, Each, Hole, Op, Several, any_call, holes, op
-from ferrite.graph.pattern.regions import Regions
+from ferrite.graph.pattern.regions import Regions, is_barrier
 from ferrite.graph.pattern.table import PatternTable
 from ferrite.graph.pattern.text import parse_pattern, show_pattern
 from ferrite.graph.text import parse_graph, show_graph
-from tests.pre_grad.harness import capture
+from tests.pre_grad.harness import capture, trace
 
 aten = torch.ops.aten
 
@@ -76,6 +76,26 @@ class TestExpressions:
         assert found(op(aten.sum.dim_IntList, A, (1,)), module, "one")
         assert not found(op(aten.sum.dim_IntList, A, [0]), module, "one")
         assert not found(op(aten.sum.dim_IntList, A, [1, 0]), module, "one")
+
+    def test_modules_and_methods(self) -> None:
+        captured = trace(torch.nn.Sequential(torch.nn.Tanh(), torch.nn.ReLU()), [torch.randn(4)])
+        last = next(entry for entry in reversed(captured.module.graph.nodes) if entry.op == "call_module")
+        match = find_match(op("nn.ReLU", op("nn.Tanh", A)), last)
+        assert match is not None
+        assert match["a"].op == "placeholder"
+        module = graph("one = x.tanh()\nreturn (one,)")
+        assert found(op("tanh", A), module, "one")
+
+    def test_dictionaries_are_compared_entry_by_entry(self) -> None:
+        def unknown(options: Any) -> Any:
+            return options
+
+        plain = Graph()
+        x = plain.placeholder("x")
+        call = plain.call_function(unknown, ({"x": x, "sizes": (2, [3])},))
+        assert find_match(op(unknown, {"x": A, "sizes": [2, (3,)]}), call)
+        assert not find_match(op(unknown, {"x": A, "sizes": [2, (4,)]}), call)
+        assert not find_match(op(unknown, {"x": A}), call)
 
     def test_an_expression_used_twice_is_one_node(self) -> None:
         module = graph(
@@ -301,6 +321,31 @@ class TestBarriers:
         table = PatternTable()
         table.add("pair", op("add", op("sin", A), B), lambda match: None)
         assert table.apply(captured.module.graph) == (1 if kind == "plain" else 0)
+
+    def test_a_write_that_a_rewrite_brings_in_is_a_barrier(self) -> None:
+        module = graph(
+            "one = aten.sin.default(x)\ntwo = aten.cos.default(x)\nadd = aten.add.Tensor(one, two)\nreturn (add,)"
+        )
+        found: list[str] = []
+
+        def writes(match: Match) -> None:
+            with module.graph.inserting_before(match.ends[0]):
+                module.graph.call_function(aten.zero_.default, (match["b"],))
+            match.ends[0].target = aten.tan.default
+
+        table = PatternTable()
+        table.add("first", op(aten.cos.default, B), writes)
+        table.add("second", op(aten.add.Tensor, op(aten.sin.default, A), C), lambda match: bool(found.append("sum")))
+        assert table.apply(module.graph) == 1  # the sum is visited first, and left alone
+        assert table.apply(module.graph) == 0
+        assert found == ["sum"]
+
+    def test_a_wrapped_write_is_none(self) -> None:
+        wrapped = torch.ops.higher_order.auto_functionalized
+        plain = Graph()
+        x = plain.placeholder("x")
+        assert not is_barrier(plain.call_function(wrapped, (aten.copy_.default,), {"self": x, "src": x}))
+        assert is_barrier(plain.call_function(aten.copy_.default, (x, x)))
 
     def test_shifts_are_no_writes(self) -> None:
         captured = capture(lambda x: (x >> 1) + 1, [torch.arange(4)])

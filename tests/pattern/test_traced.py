@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -148,6 +149,68 @@ class TestAfterAutograd:
         assert replace_by_example(match, lambda parts, k: parts[0].repeat(k), [match["parts"], 2]) is None
         assert "aten.repeat.default(x, [2])" in show_graph(module.graph)
 
+    def test_arguments_of_a_replacement_that_are_numbers_of_the_graph(self) -> None:
+        """They are read when the graph runs: neither the node nor its value is written into the call."""
+        module = graph("mul = aten.mul.Tensor(x, s)\nreturn (mul,)", "x: f32[4], s: f32[1]")
+        match = find_match(op(aten.mul.Tensor, Hole("x"), Hole("s")), calls(module)[0])
+        assert match is not None
+        assert replace_by_example(match, lambda x, s: (x + x) * (s / 2), [match["x"], match["s"]]) is None
+        x, s = torch.randn(4), torch.tensor([3.0])
+        torch.testing.assert_close(Interpreter(module).run(x, s)[0], x * s)
+
+    def test_a_replacement_that_writes(self) -> None:
+        """Nobody reads what the write gives, and it stays all the same."""
+        module = graph("sin = aten.sin.default(x)\nreturn (sin,)", "x: f32[4], y: f32[4]")
+        match = find_match(op(aten.sin.default, Hole("x")), calls(module)[0])
+        assert match is not None
+        y = module.graph.find_nodes(op="placeholder")[1]
+
+        def writes(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            y.copy_(x)
+            return x.cos()
+
+        assert replace_by_example(match, writes, [match["x"], y]) is None
+        given, kept = torch.randn(4), torch.zeros(4)
+        torch.testing.assert_close(Interpreter(module).run(given, kept)[0], given.cos())
+        torch.testing.assert_close(kept, given)
+
+    def test_what_a_replacement_refers_to_gets_names_of_its_own(self) -> None:
+        def branches(x: torch.Tensor) -> torch.Tensor:
+            return torch.ops.higher_order.cond(x.sum() > 0, lambda y: (y.sin() + 0,), lambda y: (y.sin() * 1,), (x,))[0]
+
+        pattern = TracedPattern("cond", lambda x: x.sin(), branches, [torch.randn(2)])
+        module = graph("one = aten.sin.default(x)\ntwo = aten.sin.default(one)\nreturn (two,)", "x: f32[4]")
+        assert applied(pattern, module) == 2
+        bodies = [str(node.target) for node in module.graph.find_nodes(op="get_attr")]
+        assert len(set(bodies)) == len(bodies) == 4
+
+    def test_a_result_that_is_none(self) -> None:
+        pattern = TracedPattern(
+            "first", lambda x: (x.sin(), x.cos()), lambda x: (torch.sin(x + 0), None), [torch.randn(2)]
+        )
+        module = graph("sin = aten.sin.default(x)\ncos = aten.cos.default(x)\nreturn (sin, cos)", "x: f32[4]")
+        sin, cos = calls(module)
+        match = find_match(pattern.pattern, sin)
+        assert match is not None
+        assert replace_by_example(match, lambda x: [torch.sin(x + 0), None], [match["x"]]) is None
+        assert not cos._erased
+        assert "aten.add.Tensor(x, 0)" in show_graph(module.graph)
+
+    def test_a_check_of_sizes_that_vary_must_be_proved(self) -> None:
+        mode = FakeTensorMode(shape_env=ShapeEnv())
+        varies = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC, DimDynamic.STATIC])
+        x = mode.from_tensor(torch.randn(8, 10), symbolic_context=varies)
+        size = lambda match: match["x"].meta["val"].shape[0]
+        for check, count in ((lambda m: size(m) == 8, 0), (lambda m: size(m) > 7, 0), (lambda m: size(m) >= 0, 1)):
+            with mode:
+                module = make_fx(lambda x: x.sin())(x)
+            guards = len(mode.shape_env.guards)
+            pattern = TracedPattern(
+                "sized", lambda x: x.sin(), lambda x: x.sin() + 0, [torch.randn(2, 2)], extra_check=check
+            )
+            assert pattern.apply(module.graph) == count
+            assert len(mode.shape_env.guards) == guards
+
     def test_provenance_moves(self) -> None:
         module = graph(PRODUCT.format("mm, b"))
         for node in calls(module):
@@ -267,6 +330,33 @@ class TestLazy:
         ):
             assert len(with_user_passes("post_grad", ())) == 2
 
+    def test_nothing_leaks(self) -> None:
+        """Neither counters of torch's nor fake tensors of whoever compiles."""
+        before = {name: dict(counts) for name, counts in counters.items()}
+        with FakeTensorMode(), register_pattern(lambda x: x.sin(), lambda x: x.cos(), [torch.empty(2)], name="one"):
+            pass
+        pattern = add_of_product()
+        with FakeTensorMode():
+            assert "mm" in pattern.serialised()
+        assert pattern.apply(graph(PRODUCT.format("mm, b")).graph) == 1
+        assert {name: dict(counts) for name, counts in counters.items()} == before
+
+    def test_methods_of_objects(self) -> None:
+        class Scaled:
+            factor = 3.0
+
+            def search(self, x: Any) -> Any:
+                return x.sin() * self.factor
+
+            def replacement(self, x: Any) -> Any:
+                return self.factor * x.cos()
+
+        held = Scaled()
+        pattern = TracedPattern("held", held.search, held.replacement, [torch.randn(2)])
+        module = graph("sin = aten.sin.default(x)\nmul = aten.mul.Tensor(sin, 3.0)\nreturn (mul,)", "x: f32[4]")
+        assert pattern.apply(module.graph) == 1
+        assert "cos" in show_graph(module.graph)
+
     def test_a_parameter_that_is_not_used(self) -> None:
         with pytest.raises(ValueError, match="does not use y"):
             TracedPattern("bad", lambda x, y: x.sin(), lambda x, y: x, [torch.randn(2)] * 2).serialised()
@@ -357,6 +447,15 @@ class TestJoint:
         found, count = self.compiled([torch.randn(2, 2, requires_grad=True), torch.randn(2, 2)])
         assert count == 0
         torch.testing.assert_close(found, self.run(self.search, torch.full((4, 4), 0.5), torch.eye(4) - 0.3))
+
+    def test_whole_numbers_where_a_gradient_is_expected(self) -> None:
+        example = [torch.randn(2, requires_grad=True)]
+        pattern = TracedPattern("s", lambda x: x.sin(), lambda x: (x + 0).sin(), example, "joint", joint=True)
+        body = (
+            "sin = aten.sin.default(x)\ncos = aten.cos.default(x)\nback = aten.mul.Tensor(t, cos)\nreturn (sin, back)"
+        )
+        assert pattern.apply(graph(body, "x: i64[4], t: f32[4]").graph) == 0
+        assert pattern.apply(graph(body, "x: f32[4], t: f32[4]").graph) == 1
 
     def test_inference_is_left_alone(self) -> None:
         example = [torch.randn(2, 2, requires_grad=True) for _ in range(2)]

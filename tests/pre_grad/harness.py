@@ -259,10 +259,18 @@ def _close(found: Any, expected: Any, exact: bool, *, strides: bool = True) -> N
 
 
 def _sharing(outputs: Any, inputs: Sequence[Any]) -> list[Any]:
-    """For each output the inputs and outputs whose memory it stands in, and where in it."""
+    """For each output the inputs and outputs that it is, whose memory it stands in, and where in it."""
     tensors = [leaf for leaf in pytree.tree_leaves([list(inputs), outputs]) if isinstance(leaf, torch.Tensor)]
     groups: dict[int, int] = {}
-    return [(groups.setdefault(t.untyped_storage().data_ptr(), len(groups)), t.storage_offset()) for t in tensors]
+    same: dict[int, int] = {}
+    return [
+        (
+            same.setdefault(id(tensor), len(same)),
+            groups.setdefault(tensor.untyped_storage().data_ptr(), len(groups)),
+            tensor.storage_offset(),
+        )
+        for tensor in tensors
+    ]
 
 
 def _assert_same_gradients(one: GraphModule, other: GraphModule, inputs: Sequence[Any], exact: bool) -> None:

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from ferrite.graph.pre_grad.batch_linear import batch_linear
+from ferrite.graph.pre_grad.batch_linear_lhs import batch_linear_lhs
 from tests.pre_grad.harness import keeps, rewrites
 
 INPUTS = [torch.randn(4, 3) for _ in range(5)]
@@ -164,3 +165,32 @@ def test_a_weight_that_is_written_between_the_layers() -> None:
         return torch.cat(results)
 
     keeps(batch_linear, function, [INPUTS[0], WEIGHTS[0]], because="may be written by")
+
+
+@pytest.mark.parametrize("batch", [batch_linear, batch_linear_lhs])
+def test_a_set_that_reads_another_one(batch: Any) -> None:
+    """The first set is read further down than the second one is made."""
+
+    def function(x: Any, v: Any, w: Any, a: Any, b: Any) -> Any:
+        first, second = F.linear(x, v), F.linear(x, w)
+        third, fourth = F.linear(second, v, b), F.linear(second, w, a)
+        return third, torch.stack([first, second]), fourth
+
+    def run(graph: Any) -> int:
+        return batch(graph, least=2)
+
+    run.__name__ = batch.__name__
+    inputs = [torch.randn(3, 3), torch.randn(3, 3), torch.randn(3, 3), torch.randn(3), torch.randn(3)]
+    rewrites(run, function, inputs, times=2, left={"stack": 1 + 5 * (batch is batch_linear)})
+
+
+def test_a_layer_that_no_result_comes_from_stays_out() -> None:
+    """Its weights get no gradient; one product for all would give them zeros."""
+
+    def function(x: Any, v: Any, w: Any) -> Any:
+        kept, lost = F.linear(x, v), F.linear(x, w)
+        F.relu(F.linear(lost, w), True)
+        return kept
+
+    inputs = [torch.randn(3, 3, requires_grad=True) for _ in range(3)]
+    keeps(batch_linear_lhs, function, inputs)

@@ -14,6 +14,9 @@ from ferrite.graph.pre_grad.batch_clamp import batch_clamp
 from ferrite.graph.pre_grad.batch_detach import batch_detach
 from ferrite.graph.pre_grad.batch_dropout import batch_dropout
 from ferrite.graph.pre_grad.batch_nan_to_num import batch_nan_to_num
+from ferrite.options import Options, resolve
+from ferrite.pipeline import edit_pre_grad
+from ferrite.report.record import GraphRecord
 from tests.pre_grad.harness import capture, keeps, rewrites
 
 INF, NAN = float("inf"), float("nan")
@@ -228,3 +231,15 @@ def test_a_draw_between_dropouts_keeps_its_place() -> None:
     count, _, reasons = dropped(function, PLAIN)
     assert count == 0
     assert any("draws random numbers between" in reason for reason in reasons)
+
+
+@pytest.mark.parametrize("fallback", [False, True])
+def test_other_masks_are_refused_where_the_numbers_of_eager_are_promised(fallback: bool) -> None:
+    captured = capture(lambda *ts: torch.cat([F.dropout(t, 0.5) for t in ts]), PLAIN)
+    record = GraphRecord("main", "pre_grad")
+    asked = {"pre_grad": {"batch_dropout": {"other_masks": True}}, "fallback_random": fallback}
+    edit_pre_grad(captured.module, resolve(Options(), None, asked), record)
+    (run,) = (run for run in record.passes if run.name == "batch_dropout")
+    assert run.changed == int(not fallback)
+    reasons = [decision.reason for decision in record.decisions if not decision.taken]
+    assert any("fallback_random promises those of eager" in reason for reason in reasons) == fallback

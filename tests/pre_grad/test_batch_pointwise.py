@@ -25,6 +25,8 @@ from ferrite.graph.pre_grad.batch_nan_to_num import batch_nan_to_num
 from ferrite.graph.pre_grad.batch_relu import batch_relu
 from ferrite.graph.pre_grad.batch_sigmoid import batch_sigmoid
 from ferrite.graph.pre_grad.batch_tanh import batch_tanh
+from ferrite.graph.pre_grad.drop_unbind_joins import drop_unbind_joins
+from ferrite.graph.pre_grad.simplify_split_joins import simplify_split_joins
 from tests.pre_grad.harness import capture, keeps, rewrites
 
 FIVE = [torch.randn(2, 3) for _ in range(5)]
@@ -77,6 +79,21 @@ def test_ten_and_ten_become_one_and_one() -> None:
     # The stack puts together all that the unbind took apart, in order: what drops such a pair drops this one.
     assert [item_of(part) for part in second.parts] == [(gates.node, index) for index in range(20)]
     assert (gates.dim, second.dim, gates.count) == (0, 0, 20)
+
+
+def test_passes_over_splits_and_cats_take_the_stacks_away() -> None:
+    """Ten sigmoids of parts of one tensor, and ten relus of parts of another, are one each, and nothing is copied."""
+
+    def function(x: Any) -> Any:
+        first = torch.cat([torch.sigmoid(part) for part in torch.split(x, 5, 1)], 1)
+        return torch.cat([torch.relu(part) for part in torch.split(first * 2, 5, 1)], 1) + 1
+
+    captured = capture(function, [torch.randn(4, 50)])
+    batches, left = [batch_sigmoid, batch_relu], {"sigmoid": 1, "relu": 1}
+    rewrites(batches, captured, times=2, left={**left, "stack": 2, "cat": 2, "split": 2, "unbind": 2})
+    joins = [drop_unbind_joins, simplify_split_joins]
+    none = dict.fromkeys(("stack", "cat", "split", "unbind"), 0)
+    rewrites([*batches, *joins], captured, times=6, left={**left, **none})
 
 
 def test_a_layer_above_becomes_one_too() -> None:

@@ -17,6 +17,7 @@ from ferrite.graph.pre_grad.chunk_reshape_unsqueeze_cat import chunk_reshape_uns
 from ferrite.graph.pre_grad.merge_cats import merge_cats
 from ferrite.graph.pre_grad.normalise_arguments import normalise_arguments
 from ferrite.graph.pre_grad.plan import plan
+from ferrite.graph.pre_grad.pre_dispatch import plan_pre_dispatch
 from ferrite.graph.pre_grad.remove_noops import remove_noops
 from ferrite.graph.pre_grad.remove_splits import remove_splits
 from ferrite.graph.pre_grad.split_squeeze_cat import split_squeeze_cat
@@ -323,6 +324,21 @@ class TestNormaliseArguments:
             found.add((len(node.args), *sorted(node.kwargs.items())))
         assert found == {(1, ("dim", 1), ("keepdim", False))}
 
+    @pytest.mark.parametrize(
+        "function",
+        [
+            lambda x: x.view(x.shape),
+            lambda x: x[:1].expand(x.size()),
+            lambda x: torch.reshape(x, x.shape),
+            lambda x: x.repeat(x.shape),
+        ],
+    )
+    def test_sizes_that_are_one_value_of_the_graph(self, function: Callable[[Any], Any]) -> None:
+        """They are a list already; one size, or several, make one."""
+        keeps(normalise_arguments, trace(function, [X]))
+        rewrites(normalise_arguments, trace(lambda x: x[0].expand(x.size(0), -1), [X]), times=1, exact=True)
+        rewrites(normalise_arguments, trace(lambda x: x.flatten(0).view(x.numel()), [X]), times=2, exact=True)
+
     def test_unknown_targets(self) -> None:
         def unknown(x: Any, factor: int = 2) -> Any:
             return x * factor
@@ -332,6 +348,32 @@ class TestNormaliseArguments:
         graph.output(graph.call_function(unknown, (x, 3)))
         assert normalise_arguments(graph) == 0
         assert torch.equal(GraphModule(torch.nn.Module(), graph)(X), X * 3)
+
+
+class TestPrivateKernels:
+    """PRE-34: names for blocks that a private package replaces may be asked for, and the blocks are ordinary ops."""
+
+    NAMES = tuple(name for name in IDLE if name.startswith(("use_triton_", "use_matmul_")))
+
+    @staticmethod
+    def compress(x: Any, w: Any, b: Any) -> Any:
+        """A linear layer over the middle dimension, and the products of what it gives with its input."""
+        small = F.linear(x.transpose(1, 2), w, b).transpose(1, 2)
+        return torch.bmm(small, x.transpose(1, 2)).flatten(1).relu()
+
+    def test_there_are_seven(self) -> None:
+        assert len(self.NAMES) == 7
+        assert all(IDLE[name] for name in self.NAMES)
+
+    def test_asked_for_they_change_nothing(self) -> None:
+        assert plan(tuple((name, ()) for name in self.NAMES)) == plan(())
+        assert plan_pre_dispatch(self.NAMES, ()) == plan_pre_dispatch((), ())
+
+    def test_the_block_compiles(self) -> None:
+        inputs = [torch.randn(2, 6, 4), torch.randn(3, 6), torch.randn(3)]
+        torch._dynamo.reset()
+        run = torch.compile(self.compress, backend="ferrite", options={"pre_grad": self.NAMES, "strict": True})
+        torch.testing.assert_close(run(*inputs), self.compress(*inputs))
 
 
 @pytest.mark.parametrize("name", IDLE)

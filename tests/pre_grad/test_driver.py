@@ -218,6 +218,17 @@ class TestUserPasses:
         assert [run.graph for run in record.passes if run.name == "count"][-1] == "main"
         assert len(edited(capture(nested, [X])).passes) < len(record.passes), "the scope has ended"
 
+    def test_eleven_graphs_of_five_conditions_in_each_other(self) -> None:
+        def deep(x: torch.Tensor, depth: int = 5) -> torch.Tensor:
+            if depth == 0:
+                return x.sin()
+            return torch.cond(x.sum() > depth, lambda y: deep(y, depth - 1), lambda y: y.cos(), (x,))
+
+        seen: list[Graph] = []
+        with register_pass("pre_grad", seen.append, name="count"):
+            edited(capture(deep, [X]))
+        assert len(seen) == len({id(graph) for graph in seen}) == 11
+
     def test_four_products_become_one(self) -> None:
         """The user inserts where he likes: the sort puts things right, and new nodes have values."""
 

@@ -90,7 +90,7 @@ SPELLINGS: dict[str, list[Callable[..., Any]]] = {
         lambda x, y: x.chunk(3, -1),
         lambda x, y: torch.chunk(x, 3, dim=1),
         lambda x, y: torch.chunk(input=x, chunks=3, dim=-1),
-        lambda x, y: x.tensor_split((3, 6), 1),
+        lambda x, y: [part + 1 for part in x.tensor_split((3, 6), 1)],
     ],
     "unbind": [
         lambda x, y: x.unbind(-2),
@@ -159,6 +159,45 @@ class TestForms:
         x = torch.randn(2, 32)
         function = lambda x: [part.split(1, 1) for part in x.split(2, 1)]
         rewrites(normalise_ops, function, [x], times=17, left={"split": 17}, exact=True)
+
+    @pytest.mark.parametrize("where", [0, 1])
+    def test_parts_of_a_tensor_split_that_are_written_stay(self, where: int) -> None:
+        """Autograd lets nobody write a part of a split, or what was split, and go on reading parts."""
+
+        def function(x: Any) -> Any:
+            whole = x * 1
+            parts = whole.tensor_split(2, 1)
+            (parts[0], whole)[where].mul_(2)
+            return parts[1] + 1, whole * 1
+
+        keeps(normalise_ops, function, [X], because="may be written by")
+
+    def test_parts_of_a_tensor_split_that_are_returned_stay(self) -> None:
+        """Whoever gets them may write them."""
+        keeps(normalise_ops, lambda x: x.tensor_split(2, 1), [X], because="is returned")
+
+    @pytest.mark.parametrize(
+        "function",
+        [
+            lambda v: (v.unsqueeze_(0), torch.stack([v, v], -1))[1],
+            lambda v: (torch.stack([v, v], -1), v.unsqueeze_(0))[0],
+            lambda v: (v.squeeze(-1), v.unsqueeze_(-1))[0],
+            lambda v: torch.stack([v]).squeeze_(0),
+            lambda v: v.reshape(-1).unsqueeze_(0),
+        ],
+    )
+    def test_what_is_given_other_sizes_in_place_stays(self, function: Any) -> None:
+        """Fake values tell the sizes in the end, which are not those at the call."""
+        keeps(normalise_ops, lambda x: function(x + 1), [X], because="is given other sizes")
+
+    def test_a_split_of_what_is_given_other_sizes_in_place_stays(self) -> None:
+        def function(x: Any) -> Any:
+            v = x + 1
+            parts = v.split(2, -1)
+            v.unsqueeze_(0)
+            return [part + 1 for part in parts], v
+
+        keeps(normalise_ops, function, [X])
 
     def test_sizes_that_vary_stay(self) -> None:
         keeps(normalise_ops, lambda x: (x.reshape(-1, 2), x.split(2, 0)[0]), [torch.randn(6, 4)], dynamic=True)

@@ -203,3 +203,12 @@ class TestMustNotFire:
             return whole.tanh()
 
         keeps(sink_cat, function, [A.clone().requires_grad_(), B], because="different modes")
+
+    def test_a_view_that_depends_on_strides_of_dimensions_with_one_element(self) -> None:
+        """tanh lays out a part that is cut from a larger tensor in a way that fake values do not tell."""
+
+        def function(x: Any) -> Any:
+            part = x.chunk(3, 2)[2]
+            return torch.tanh(torch.cat([part, part.split(1, -1)[0]], -1).view(-1)) + 1
+
+        keeps(sink_cat, function, [torch.randn(1, 2, 3, 1)], because="strides that are not sure")

@@ -338,9 +338,38 @@ class TestLayout:
             because="would see other strides",
         )
 
+    @pytest.mark.parametrize("op", [torch.nan_to_num, lambda v: v + 1, lambda v: torch.nan_to_num(v).unbind(0)])
+    def test_strides_of_dimensions_with_one_element(self, op: Any) -> None:
+        """Fake values promise them by other rules than eager: nothing is built on that."""
+        x = torch.randn(1, 6)
+        keeps(careless_cat_of_one, lambda x: op(torch.cat([x.t()])), [x], because="would be returned as")
+        rewrites(careless_cat_of_one, lambda x: torch.nan_to_num(torch.cat([x.t()])) @ x, [x], times=1)
+
     def test_values_further_down_are_refreshed(self) -> None:
         """relu of the transposed value is transposed as well; the harness holds its fake value against the real one."""
         rewrites(careless_cat_of_one, lambda x: torch.cat([x.t()]).relu().exp().sum(0), [X], times=1)
+
+
+class TestParts:
+    """Autograd lets nobody write one of several views that were made at once."""
+
+    @staticmethod
+    def careless_split(graph: Graph) -> int:
+        """narrow(x, 0, 0, 1) -> split(x, [1, 1])[0]"""
+        sound = Soundness(graph)
+        for node in find(graph, "narrow"):
+            source = node.args[0]
+            sound.rewrite(node, lambda new, x=source: new(operator.getitem, new(torch.split, x, [1, 1]), 0))
+        return sound.rewrites
+
+    def test_a_view_that_is_returned_may_be_written_by_the_caller(self) -> None:
+        keeps(self.careless_split, lambda x: x.narrow(0, 0, 1), [X], because="would be a part of")
+
+    def test_a_part_for_a_part(self) -> None:
+        rewrites(self.careless_split, lambda x: x.split(2)[0].narrow(0, 0, 1), [X], times=1, exact=True)
+
+    def test_a_view_that_stays_inside(self) -> None:
+        rewrites(self.careless_split, lambda x: x.narrow(0, 0, 1) + 1, [X], times=1, exact=True)
 
 
 class TestReshapes:

@@ -34,6 +34,21 @@ def join(kind: str, parts: list[Any], dim: int) -> Any:
 SHAPES = {3: (4, 6, 8), 4: (4, 6, 2, 8)}
 
 
+@pytest.mark.parametrize("dead", [False, True])
+def test_a_split_of_what_was_joined_anew(dead: bool) -> None:
+    """The second split reads the first cat, which is another node by then."""
+
+    def function(x: Any) -> Any:
+        a, b, c = x.split(2, 1)
+        around = torch.cat([c, a, b], 1)
+        s = around.split(2, 1)
+        again = torch.cat([around, s[0], s[1], around, s[2]], 1)
+        return torch.relu(x if dead else again)
+
+    captured = trace(function, [torch.randn(2, 5)])
+    rewrites(simplify_split_joins, captured, times=4, left={"split": 2, "cat": 2}, exact=True)
+
+
 @pytest.mark.parametrize("foreign", [0, 1, 2])
 @pytest.mark.parametrize("rank", [3, 4])
 def test_every_pair_of_dimensions_of_a_split(rank: int, foreign: int) -> None:

@@ -72,6 +72,15 @@ class TestDropWholeSplits:
         assert y is not x
         assert y.data_ptr() == x.data_ptr()
 
+    def test_a_call_that_gives_its_argument_back_is_returned(self) -> None:
+        """What eager returns is the section, not the input itself."""
+
+        def function(x: Any) -> Any:
+            part = torch.split(x, 32, 1)[0]
+            return part.to(part.dtype)
+
+        rewrites(drop_whole_splits, trace(function, [X]), times=1, left={"split": 0, "narrow": 1})
+
     def test_returned_and_read(self) -> None:
         def function(x: Any) -> Any:
             part = torch.split(x, 32, 1)[0]

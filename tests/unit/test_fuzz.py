@@ -68,9 +68,7 @@ def test_loop_programs(part: int) -> None:
 
 
 # Programs that differ today, and why. Whoever mends it takes the number out: one that no longer differs fails.
-KNOWN = {
-    107: "normalise_ops: a part of tensor_split may be written, a part of split may not",
-}
+KNOWN: dict[int, str] = {}
 ENGINES_BEFORE_AUTOGRAD = ("all", "backwards", "all", "default", "all", "backwards", "dynamo", "default")
 
 

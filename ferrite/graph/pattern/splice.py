@@ -110,7 +110,7 @@ def _copy_calls(place: Node, last_end: Node, module: GraphModule, inputs: Sequen
     for node, given in zip(module.graph.find_nodes(op="placeholder"), inputs, strict=True):
         made[node] = _size_node(place, given, inputs) if isinstance(given, str) and node.users else given
     for node in module.graph.nodes:
-        if node.op not in ("call_function", "get_attr") or not node.users:
+        if node.op not in ("call_function", "get_attr") or not (node.users or written_by(node)):
             continue
         args, kwargs = map_arg((node.args, node.kwargs), made.__getitem__)
         last = max((source for source in nodes_in((args, kwargs))), default=None)

@@ -20,6 +20,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from ferrite.graph.build import Builder, CannotBuild
+from ferrite.graph.pattern.lowering import Lowering, as_call
 from ferrite.graph.pattern.match import Match, find_match
 from ferrite.graph.pattern.nodes import Op, Several, holes
 from ferrite.graph.pattern.splice import splice, varying_sizes
@@ -42,17 +43,19 @@ class TracedPattern:
     """`inputs` are example tensors, one for each parameter of `search`; a parameter that is a number of the program has
     an entry in `scalars` instead, with a value that stands nowhere else in the function. `text` is the pattern as a
     test keeps it: with it nothing is traced to look for candidates. `joint`: what is looked for is the function and its
-    gradients by the inputs that require them, and both are replaced; sizes that vary are no match then."""
+    gradients by the inputs that require them, and both are replaced; sizes that vary are no match then. `lowering` in
+    place of `replacement`: what is found becomes loops by that function, when the graph is lowered."""
 
     name: str
     search: Callable[..., Any]
-    replacement: Callable[..., Any]
+    replacement: Callable[..., Any] | None
     inputs: Sequence[Any]
     stage: str = "post_grad"
     extra_check: Callable[[Match], Any] | None = None
     scalars: Mapping[str, Any] = field(default_factory=dict)
     text: str | None = None
     joint: bool = False
+    lowering: Callable[..., Any] | None = None
     _traces: dict[Any, GraphModule | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -61,6 +64,10 @@ class TracedPattern:
             raise ValueError(f"the scalars of {self.name} must differ from each other, given {dict(self.scalars)}")
         if self.joint and (self.stage != "joint" or not any(value.requires_grad for value in self.inputs)):
             raise ValueError(f"{self.name} is joint: it needs the stage joint, and an example input that requires grad")
+        if (self.replacement is None) == (self.lowering is None):
+            raise ValueError(f"{self.name} needs a replacement, or a function that lowers it")
+        if self.lowering is not None and self.stage != "post_grad":
+            raise ValueError(f"{self.name} is lowered by a function: it needs the stage post_grad")
 
     @cached_property
     def pattern(self) -> Op | Several:
@@ -94,6 +101,7 @@ class TracedPattern:
     def _rewrite(self, match: Match, sound: Soundness) -> bool:
         if self.extra_check is not None and not is_true(self.extra_check(match)):
             return False
+        assert self.replacement is not None
         module = trace_before_autograd(self.replacement)
         ends = [end for end in match.ends if end is not None]
 
@@ -141,7 +149,10 @@ class TracedPattern:
             return False
         if self.extra_check is not None and not is_true(self.extra_check(exact)):
             return False
-        replaced = self._trace(self.replacement, values, sizes, numbers, mode)
+        if self.lowering is not None:
+            replaced = as_call(searched, self.name, Lowering(self.lowering, tuple(names), numbers))
+        else:
+            replaced = self._trace(self.replacement, values, sizes, numbers, mode)
         if replaced is None or len(replaced.graph.find_nodes(op="placeholder")) != len(sizes) + len(names):
             return False
         return splice(exact, replaced, [*sizes, *nodes]) is None

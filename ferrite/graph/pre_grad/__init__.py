@@ -68,12 +68,14 @@ GROUPS = (
 @dataclass(frozen=True)
 class PreGradPass:
     """`default`: it runs unless it is disabled; else only if the option `pre_grad` names it. `devices`: the kinds of
-    device that it is for, if not for all; it leaves a graph alone that has tensors anywhere else."""
+    device that it is for, if not for all; it leaves a graph alone that has tensors anywhere else. `other_draws`: the
+    setting with which it draws other random numbers than eager."""
 
     run: Callable[..., int]
     group: str
     default: bool
     devices: tuple[str, ...] | None = None
+    other_draws: str | None = None
 
     @property
     def name(self) -> str:
@@ -106,7 +108,7 @@ PASSES: tuple[PreGradPass, ...] = (
     PreGradPass(batch_clamp, "batch", default=False),
     PreGradPass(batch_nan_to_num, "batch", default=False),
     PreGradPass(batch_detach, "batch", default=False),
-    PreGradPass(batch_dropout, "batch", default=False),
+    PreGradPass(batch_dropout, "batch", default=False, other_draws="other_masks"),
     PreGradPass(einsum_to_pointwise, "patterns", default=False),
     PreGradPass(drop_whole_splits, "patterns", default=True),
     PreGradPass(remove_splits, "patterns", default=False),
@@ -128,8 +130,19 @@ PASSES: tuple[PreGradPass, ...] = (
     PreGradPass(lift_quantise, "quantise", default=True),
 )
 
+_PRIVATE = (
+    "blocks and kernels of a private package; what is public of them is empty, and small products are fused anyway"
+)
+
 # Names that may be asked for and need no pass, and why.
 IDLE: Mapping[str, str] = {
+    "use_triton_dot_compress": _PRIVATE,
+    "use_triton_lce_replace_simple_LCE": _PRIVATE,
+    "use_triton_lce_replace_simple_LCE_helper": _PRIVATE,
+    "use_triton_lce_replace_normal_LCE": _PRIVATE,
+    "use_triton_lce_replace_normal_LCE_helper": _PRIVATE,
+    "use_matmul_lce_replace_normal_LCE": _PRIVATE,
+    "use_matmul_fuse_lce_replace_first_LCE": _PRIVATE,
     "merge_stack_tanh_unbind": "stack, tanh and unbind are one loop; a match across them gave wrong values elsewhere",
     "relu_nan_to_num": "nan_to_num of relu is one loop",
 }

@@ -76,7 +76,7 @@ def batch(graph: Graph, rule: Rule, limits: Limits) -> int:
     members = _members(sound, rule)
     if len(members) < limits.least:
         return 0
-    gradients = Gradients(graph, sound.modes)
+    gradients = Gradients(graph, sound.modes, sound.aliases)
     members = {
         node: replace(member, key=(member.key, gradients.of(node), sound.modes.of(node), _users(node, limits)))
         for node, member in members.items()

@@ -5,8 +5,8 @@
     ->  torch.cat(torch.unbind(F.dropout(torch.stack([a, b, c, d, e], dim=0), p=0.3, training=False), dim=0))
 
 In training one draw for all gives other numbers than a draw for each, from the same seed. `other_masks` says that this
-is wanted; without it a dropout that draws stays, and so it should under the option `fallback_random`, which promises
-eager's numbers.
+is wanted; without it a dropout that draws stays. The option `fallback_random` promises eager's numbers, and takes
+`other_masks` back.
 """
 
 from __future__ import annotations

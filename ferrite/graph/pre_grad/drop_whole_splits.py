@@ -4,7 +4,8 @@
     torch.split(x, 8, 1)[0] + 1  ->  x + 1
     torch.split(x, 8, 1)[0]  ->  torch.narrow(x, 1, 0, 8)
 
-What is returned stays another tensor than x that shares its memory, as eager gives it. A split that nobody reads goes.
+What is returned, or a view of it, stays another tensor than x that shares its memory, as eager gives it. A split that
+nobody reads goes.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def drop_if_whole(sound: Soundness, node: Node) -> None:
         return
     source, (parts,) = split.source, read.values()
     whole = (split.dim, 0, *split.sizes)  # a view would give dimensions of size one other strides
-    returned = [part for part in parts if any(user.op == "output" for user in part.users)]
+    returned = [part for part in parts if sound.returned(part)]  # `part.to(part.dtype)` is that very tensor
     written = next((reason for part in parts if (reason := sound.written_after(part))), None)
     sound.rewrite(
         parts,

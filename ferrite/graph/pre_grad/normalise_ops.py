@@ -8,7 +8,7 @@
 
 A split of any spelling (a size, sections, chunks) is a function with its sections, which are measured from what it
 gives and must add up; a cat, stack or unbind is a function with its dimension counted from the front. Sizes that vary
-and calls without a fake value stay as they are.
+and calls without a fake value stay as they are; so does a `tensor_split` whose parts are written or returned.
 """
 
 from __future__ import annotations
@@ -32,9 +32,18 @@ def normalise_ops(graph: Graph) -> int:
     sound = Soundness(graph)
     for node in find(graph, *_FORMS):
         form = None if isinstance(node.target, OpOverload) else _FORMS[str(kind(node))](node)
-        if form is not None and form != (node.target, node.args, node.kwargs):
+        if form is None or form == (node.target, node.args, node.kwargs):
+            continue
+        if reason := sound.keeps_form(node, *node.all_input_nodes) or _may_be_written(sound, node):
+            sound.refuse(node, reason)
+        else:
             sound.respell(node, *form)
     return sound.rewrites
+
+
+def _may_be_written(sound: Soundness, node: Node) -> str | None:
+    """Autograd lets nobody write a part of a split, but it does let a part of `tensor_split` be written."""
+    return sound.written_after(node) or sound.returned(node) if kind(node) == "tensor_split" else None
 
 
 def _split(node: Node) -> Form | None:

@@ -25,8 +25,9 @@ Run = Callable[[Graph], int]
 Asked = tuple[tuple[str, tuple[tuple[str, Any], ...]], ...]
 
 
-def plan(asked: Asked, *, rewrites: bool = True) -> tuple[tuple[Run, ...], tuple[Run, ...]]:
-    """The passes before and after the user's own. Without `rewrites` only the latter are left.
+def plan(asked: Asked, *, rewrites: bool = True, eager_draws: bool = False) -> tuple[tuple[Run, ...], tuple[Run, ...]]:
+    """The passes before and after the user's own. Without `rewrites` only the latter are left. `eager_draws`: random
+    numbers are to be eager's, whatever a setting says.
 
     Raises RuntimeError for a name or setting that does not exist, with those that do.
     """
@@ -43,23 +44,32 @@ def plan(asked: Asked, *, rewrites: bool = True) -> tuple[tuple[Run, ...], tuple
     for group, entries in by_group.items():
         if group != "patterns":
             entries.sort(key=PASSES.index)
-    runs = {group: [run for entry in entries for run in _runs(entry, settings)] for group, entries in by_group.items()}
+    runs = {
+        group: [run for entry in entries for run in _runs(entry, settings, eager_draws)]
+        for group, entries in by_group.items()
+    }
     last = runs.pop("quantise")
     return tuple(run for group in runs.values() for run in group), tuple(last)
 
 
-def _runs(entry: PreGradPass, settings: Mapping[str, dict[str, Any]]) -> list[Run]:
+def _runs(entry: PreGradPass, settings: Mapping[str, dict[str, Any]], eager_draws: bool) -> list[Run]:
     values = dict(settings.get(entry.name, {}))
     times = values.pop("counter", 1)
+    refused = entry.other_draws if eager_draws and values.get(str(entry.other_draws)) else None
+    if refused is not None:
+        del values[refused]
 
     @functools.wraps(entry.run)
     def run(graph: Graph) -> int:
         if others := _other_devices(graph, entry):
             ledger_of(graph).refuse(("graph",), f"{entry.name} is not for tensors on {', '.join(others)}")
             return 0
+        if refused is not None:
+            why = "the option fallback_random promises those of eager"
+            ledger_of(graph).refuse(("graph",), f"{refused} gives {entry.name} random numbers of its own, and {why}")
         return entry.run(graph, **values)
 
-    return [run if values or entry.devices is not None else entry.run] * times
+    return [run if values or refused is not None or entry.devices is not None else entry.run] * times
 
 
 def _other_devices(graph: Graph, entry: PreGradPass) -> list[str]:

@@ -15,7 +15,7 @@ Runs of different readers must be the same or apart: else the sections would hav
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from itertools import pairwise
 
 import torch
@@ -38,16 +38,18 @@ def simplify_split_joins(graph: Graph) -> int:
     plans = {join.node: parts for join in joins if (parts := _plan(sound, join))}
     stay = {split.node for split in splits if _stays(sound, split, plans)}
     before = set(find(graph, "narrow"))
-    for join in joins:
-        _rejoin(sound, join, choose(plans.get(join.node, []), lambda run: run.parent.node not in stay))
-    for split in splits:
+    latest = {split.node: split for split in splits}
+    for node in plans:
+        latest |= _rejoin(sound, node, stay)
+    for split in latest.values():
+        split = read_split(split.node) or split
         _cut_anew(sound, split, [user for user in split.source.users if user not in before])
     return sound.rewrites
 
 
 def _plan(sound: Soundness, join: Join) -> Parts | None:
     """The operands of a join, runs of splits taken together; None if it has none."""
-    parts = choose(read_runs(join), lambda run: isinstance(run.parent, Split) and fits(run, join))
+    parts = _parts(join)
     if not runs_in(parts):
         return None
     seen = sound.returned(join.node) or sound.written_after(join.node) if is_view(parts, join) else None
@@ -55,6 +57,13 @@ def _plan(sound: Soundness, join: Join) -> Parts | None:
         sound.refuse(join.node, f"a view in place of a copy, and {seen}")
         return None
     return parts
+
+
+def _parts(join: Join, stay: Container[Node] = ()) -> Parts:
+    def is_taken(run: Run) -> bool:
+        return isinstance(run.parent, Split) and fits(run, join) and run.parent.node not in stay
+
+    return choose(read_runs(join), is_taken)
 
 
 def _stays(sound: Soundness, split: Split, plans: dict[Node, Parts]) -> bool:
@@ -85,9 +94,13 @@ def _overlap(reads: Iterable[Range]) -> str | None:
     return None
 
 
-def _rejoin(sound: Soundness, join: Join, parts: Parts) -> None:
-    if runs_in(parts):
-        sound.rewrite(join.node, lambda new: rejoin(new, join, parts))
+def _rejoin(sound: Soundness, node: Node, stay: Container[Node]) -> dict[Node, Split]:
+    """Read again: what was split may be a join that was rewritten before. Gives the splits that it read."""
+    join = read_join(node)
+    parts = _parts(join, stay) if join is not None else []
+    if join is not None and runs_in(parts):
+        sound.rewrite(node, lambda new: rejoin(new, join, parts))
+    return {run.parent.node: run.parent for run in runs_in(parts) if isinstance(run.parent, Split)}
 
 
 def _cut_anew(sound: Soundness, split: Split, users: list[Node]) -> None:
