@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
+from torch._ops import OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, GraphModule, Node
 from torch.utils._pytree import tree_leaves
@@ -29,6 +29,7 @@ Fields = dict[str, str]
 # Functions that may stand in a graph: their meaning is part of PyTorch's version, or of Python's.
 _KNOWN_MODULES = ("torch.", "operator.", "math.", "builtins.", "einops.", "higher_order.")
 _KNOWN_OPS = frozenset({"aten", "prims", "prim", "_c10d_functional", "mkldnn", "quantized", "torchvision"})
+_WITH_TEXT = (Node, slice, str, int, float, complex, type(None))
 _NOT_STORED = frozenset({"higher_order.autograd_function_apply", "higher_order.triton_kernel_wrapper_mutation",
                          "higher_order.flex_attention"})  # fmt: skip
 
@@ -118,13 +119,13 @@ def _check_node(module: GraphModule, node: Node) -> None:
             if name is None or name in _NOT_STORED or not _is_known(node.target, name):
                 raise Unsupported(f"the graph calls {name or node.target}, whose meaning may change")
     for leaf in tree_leaves((node.args, node.kwargs)):
-        if not isinstance(leaf, (Node, slice, str, int, float, complex, type(None))) and name_of(leaf) is None:
+        if not isinstance(leaf, _WITH_TEXT) and leaf is not Ellipsis and name_of(leaf) is None:
             raise Unsupported(f"{node.name} takes a {type(leaf).__name__}")
 
 
 def _is_known(target: Any, name: str) -> bool:
-    if isinstance(target, OpOverload):
-        return target.namespace in _KNOWN_OPS
+    if isinstance(target, (OpOverload, OpOverloadPacket)):
+        return name.partition(".")[0] in _KNOWN_OPS
     return name.startswith(_KNOWN_MODULES)
 
 
