@@ -14,7 +14,7 @@ import numpy
 import torch
 
 from ferrite.errors import ToolFailed
-from ferrite.loops.index import Atom, evaluate, product
+from ferrite.loops.index import ZERO, Atom, Index, Size, evaluate, product
 from ferrite.loops.nodes import Program
 from ferrite.loops.rewrite import can_raise
 
@@ -29,8 +29,9 @@ class NativeKernel:
     """The code of a kernel: `int64 code(void **buffers, int64 *sizes, int32 threads)`, not 0 if a check failed.
 
     Behind the addresses of the parameters come those of locals: `places` says for sizes where each starts in memory of
-    its own, and how long that is. `explain` runs the same program and raises what eager would. `put_back`: parameters
-    that are written in place although the kernel may stop in the middle of that.
+    its own, and how long that is; `lengths` are the bytes of each, over the program's `symbols`. `explain` runs the
+    same program and raises what eager would. `put_back`: parameters that are written in place although the kernel may
+    stop in the middle of that.
     """
 
     address: int
@@ -40,6 +41,8 @@ class NativeKernel:
     explain: Kernel
     put_back: tuple[int, ...]
     library: Any  # owns the code
+    symbols: tuple[Size, ...] = ()
+    lengths: tuple[Index, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,8 @@ def native_kernels(programs: Sequence[Program]) -> Kernels:
             functions[program.name],
             _to_put_back(program),
             library,
+            program.sizes,
+            _lengths_of_locals(program, spared[program.name]),
         )
         for program in programs
         if program.name in spared
@@ -136,17 +141,24 @@ def _to_put_back(program: Program) -> tuple[int, ...]:
 def _places_of_locals(program: Program, spared: frozenset[str]) -> Callable[[tuple[int, ...]], list[int]]:
     """Where each local starts in one piece of memory for all of them, and the length of it, by the sizes of a call."""
 
+    lengths = _lengths_of_locals(program, spared)
+
     @lru_cache(maxsize=64)
     def places(sizes: tuple[int, ...]) -> list[int]:
         known: dict[Atom, int] = dict(zip(program.sizes, map(int, sizes), strict=True))
         found = [0]
-        for buffer in program.locals:
-            wanted = 0 if buffer.name in spared else evaluate(product(buffer.sizes), known)
-            length = wanted * buffer.dtype.bytes
-            found.append(found[-1] + -(-length // LINE) * LINE)
+        for length in lengths:
+            found.append(found[-1] + -(-evaluate(length, known) // LINE) * LINE)
         return found
 
     return places
+
+
+def _lengths_of_locals(program: Program, spared: frozenset[str]) -> tuple[Index, ...]:
+    """The bytes of each local; none where the code keeps it in registers."""
+    return tuple(
+        ZERO if buffer.name in spared else product(buffer.sizes) * buffer.dtype.bytes for buffer in program.locals
+    )
 
 
 def thread_count() -> int:

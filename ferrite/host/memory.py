@@ -1,10 +1,17 @@
-"""Where each inner buffer of a program lies in one piece of memory: buffers that are not alive at once may share it."""
+"""Where each inner buffer of a program lies in one piece of memory: buffers that are not alive at once may share it.
+
+Where sizes are known, each buffer goes into the smallest gap that it fits in. Where they change, which gap that is
+changes with them; there, buffers share places, each as long as the longest buffer that it ever has, and the lengths are
+polynomials that are worked out in each call.
+"""
 
 from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Iterable
 from dataclasses import dataclass
+
+from ferrite.loops.index import ZERO, Index, ceildiv, constant, evaluate, free_atoms, maximum
 
 LINE = 64  # bytes: where a buffer starts, no other one ends
 
@@ -17,6 +24,69 @@ class Life:
     bytes: int
     first: int
     last: int
+
+
+@dataclass(frozen=True)
+class Span:
+    """The same of a buffer whose length in bytes may change from call to call."""
+
+    name: str
+    bytes: Index
+    first: int
+    last: int
+
+
+NOMINAL = 64  # what a size that changes is taken for where lengths are compared
+
+
+def arrange(spans: Iterable[Span]) -> tuple[dict[str, Index], Index]:
+    """An offset for each buffer, and the length of the whole, as `place` does it or, if lengths change, by places."""
+    spans = list(spans)
+    if any(span.bytes.terms for span in spans):
+        return _share_places(spans)
+    offsets, end = place(Life(span.name, span.bytes.constant, span.first, span.last) for span in spans)
+    return {name: constant(offset) for name, offset in offsets.items()}, constant(end)
+
+
+def in_lines(length: Index) -> Index:
+    """Rounded up, so that what comes next starts on a line of its own."""
+    return ceildiv(length, LINE) * LINE
+
+
+@dataclass
+class _Place:
+    length: Index
+    last: int  # the step after which it is free
+    names: list[str]
+
+    @property
+    def nominal(self) -> int:
+        return _nominal(self.length)
+
+
+def _nominal(length: Index) -> int:
+    return evaluate(length, dict.fromkeys(free_atoms(length), NOMINAL))
+
+
+def _share_places(spans: Iterable[Span]) -> tuple[dict[str, Index], Index]:
+    """In order of birth, each into the free place that is nearest to its length, which grows if it has to. A place that
+    is more than twice as long as needed is left for a longer buffer."""
+    places: list[_Place] = []
+    for span in sorted(spans, key=lambda span: span.first):
+        length, wanted = in_lines(span.bytes), _nominal(span.bytes)
+        free = [place for place in places if place.last < span.first and place.nominal <= 2 * wanted]
+        if free:
+            best = min(free, key=lambda place: (abs(place.nominal - wanted), place.names[0]))
+            best.length, best.last = maximum(best.length, length), span.last
+            best.names.append(span.name)
+        else:
+            places.append(_Place(length, span.last, [span.name]))
+    offsets: dict[str, Index] = {}
+    end = ZERO
+    for each in places:
+        offsets |= dict.fromkeys(each.names, end)
+        end = end + each.length
+    return offsets, end
 
 
 def place(lives: Iterable[Life]) -> tuple[dict[str, int], int]:
