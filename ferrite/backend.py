@@ -174,6 +174,7 @@ class _Compilation:
     def __init__(self, record: Record, options: Options) -> None:
         self.record = record
         self.options = options
+        self.is_guarded = TracingContext.try_get() is not None  # Dynamo called, and looks at arguments before each call
 
     def compile(self, module: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         use_rows = self.options.executor != "eager"
@@ -245,7 +246,7 @@ class _Compilation:
             trace.graph_record(record, options.compile_mode)
             folder.compiled(module, compiled, self.record)
         log.info("Ferrite compiled %s graph %d in %.1f ms", _LOUD[phase], graph_id, 1e3 * record.seconds)
-        return compiled.load()
+        return compiled.load() if self.is_guarded else compiled
 
 
 _LOUD = {"forward": "FORWARDS", "backward": "BACKWARDS", "inference": "INFERENCE"}

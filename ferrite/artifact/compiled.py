@@ -19,6 +19,7 @@ from torch._guards import tracing
 from torch._ops import OpOverload
 from torch.autograd import profiler
 
+from ferrite.artifact.check_inputs import checker
 from ferrite.artifact.kernels import Kernels, kernels_of
 from ferrite.errors import Unsupported
 from ferrite.graph.names import resolve
@@ -59,6 +60,7 @@ class CompiledGraph:
     code: PythonCode = field(init=False)
     key: str = field(init=False)
     run: Callable[[list[Any]], Any] | None = field(init=False, default=None, repr=False)
+    check: Callable[[Any], None] | None = field(init=False, default=None, repr=False)
     refused: dict[str, str] = field(init=False, default_factory=dict)  # kernels without machine code, and why
     why_python: str = field(init=False, default="")  # why Python runs between kernels although it need not
 
@@ -93,6 +95,11 @@ class CompiledGraph:
             return None
 
     def __call__(self, args: list[Any]) -> Any:
+        """For whoever calls it directly: wrong arguments are an error, before anything is written. AOTAutograd behind
+        Dynamo, whose guards have looked, calls what `load` gives."""
+        if self.check is None:
+            self.check = checker(self.program, self.facts.device_types)
+        self.check(args)
         return self.load()(args)
 
     def __str__(self) -> str:
