@@ -62,6 +62,7 @@ class CompiledGraph:
     run: Callable[[list[Any]], Any] | None = field(init=False, default=None, repr=False)
     check: Callable[[Any], None] | None = field(init=False, default=None, repr=False)
     refused: dict[str, str] = field(init=False, default_factory=dict)  # kernels without machine code, and why
+    peak: int | None = field(init=False, default=None)  # bytes that a call needs at most, if memory was planned
     why_python: str = field(init=False, default="")  # why Python runs between kernels although it need not
 
     def __post_init__(self) -> None:
@@ -69,6 +70,7 @@ class CompiledGraph:
         self.key = hashlib.sha256(self.code.source.encode()).hexdigest()
         # AOTAutograd's wrappers copy only an instance's own attributes: a class attribute would not be seen.
         self._boxed_call = True
+        self._alive: Any = None  # what the native program points to
 
     def load(self) -> Callable[[list[Any]], Any]:
         """Link the program into this process; the second time gives the same function."""
@@ -80,6 +82,7 @@ class CompiledGraph:
                 body = load(self.program, self.code, self.constants, kernels.functions, resolve, _callable)
             self.run = _with_profiler_scope(body, f"ferrite {self.program.name} {self.key[:12]}")
             self.run.compiled = self  # type: ignore[attr-defined]
+            self.run.alive = self._alive  # type: ignore[attr-defined]
         return self.run
 
     def _native_body(self, kernels: Kernels) -> Callable[[list[Any]], Any] | None:
@@ -89,10 +92,12 @@ class CompiledGraph:
         from ferrite.artifact.native_host import assemble  # LLVM is loaded by the first graph that has kernels
 
         try:
-            return assemble(self.program, self.constants, kernels)
+            made = assemble(self.program, self.constants, kernels)
         except Unsupported as error:
             self.why_python = str(error)
             return None
+        self.peak, self._alive = made.peak, made.alive
+        return made.function
 
     def __call__(self, args: list[Any]) -> Any:
         """For whoever calls it directly: wrong arguments are an error, before anything is written. AOTAutograd behind

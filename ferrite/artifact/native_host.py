@@ -69,11 +69,25 @@ _PRODUCTS: dict[str, tuple[str, tuple[tuple[str, float], ...]]] = {
 }
 
 
-def assemble(
-    program: HostProgram, constants: Mapping[str, Any], kernels: Kernels
-) -> Callable[[list[Any]], tuple[Any, ...]]:
-    """The program as a function of Python. Raises `Unsupported` if a step has no door."""
-    return _Assembler(program, constants, kernels).function()
+@dataclass(frozen=True)
+class Assembled:
+    """A program as a function of Python. `block`: bytes of memory for inner buffers; `peak`: bytes that a call needs at
+    most beside its arguments, without what ops in eager need for themselves. None if sizes change."""
+
+    function: Callable[[list[Any]], tuple[Any, ...]]
+    alive: Sequence[Any]  # what the words point to: to be kept for as long as the function is
+    block: int | None
+    peak: int | None
+
+
+def assemble(program: HostProgram, constants: Mapping[str, Any], kernels: Kernels) -> Assembled:
+    """Raises `Unsupported` if a step has no door."""
+    assembler = _Assembler(program, constants, kernels)
+    function = assembler.function()
+    if assembler.numbers:
+        return Assembled(function, assembler.alive, None, None)
+    block = assembler.length.constant
+    return Assembled(function, assembler.alive, block, block + assembler.most_outside())
 
 
 class _Assembler:
@@ -142,6 +156,30 @@ class _Assembler:
                 lengths[root] = self.values[root].bytes
         spans = {name: Span(name, length, first[name], last[name]) for name, length in lengths.items()}
         return arrange(spans.values())
+
+    def most_outside(self) -> int:
+        """The bytes of tensors that a call makes outside the block, where they are most at once. Memory lives for as
+        long as the last name of a value that shares it."""
+        names: dict[str, set[str]] = {}
+        for name, value in self.values.items():
+            names.setdefault(value.root, set()).add(name)
+        alive: dict[str, int] = {}
+        most = 0
+        for step in self.program.steps:
+            if isinstance(step, Free):
+                for name in step.names:
+                    root = self.values[name].root if name in self.values else name
+                    names.get(root, set()).discard(name)
+                    if not names.get(root):
+                        alive.pop(root, None)
+            elif isinstance(step, Call) and step.result not in self.places:
+                several = self.several.get(step.result)
+                parts = [self.values.get(step.result)] if several is None else several.parts
+                made = [part.bytes.constant for part in parts if part is not None and part.root == step.result]
+                if made and step.target != PART:
+                    alive[step.result] = sum(made)
+                    most = max(most, sum(alive.values()))
+        return most
 
     def _is_given(self, length: Index) -> bool:
         """Whether a size is made of numbers that the caller gives."""
@@ -378,13 +416,8 @@ class _Assembler:
         data = struct.pack(f"{len(words)}Q", *(word & 0xFFFFFFFFFFFFFFFF for word in words))
         enter = _machine().address("ferrite_enter")
         body, definition = machine.python_function(self.program.name, enter, data)
-        alive = (*self.alive, definition)
-
-        def run(args: list[Any]) -> Any:
-            return body(args)
-
-        run.alive = alive  # type: ignore[attr-defined]
-        return run
+        self.alive.append(definition)
+        return body
 
     # ---- pieces
 
