@@ -7,7 +7,7 @@ RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 TEST_JOBS ?= $(shell $(PYTHON) -c "import os; print(min(os.cpu_count() or 1, 8))")
 
-.PHONY: demo test lint bench bench-kernels bench-models bench-overhead bench-warm conformance clean
+.PHONY: demo test lint bench bench-kernels bench-models bench-overhead bench-warm flat-memory conformance clean
 
 demo: $(READY)
 	$(RUN) -m bench.demo
@@ -40,6 +40,10 @@ bench-warm: $(READY)
 # Whole models once they are compiled, against Inductor and eager, interleaved in one run.
 bench-models: $(READY)
 	$(RUN) -m bench.steady
+
+# 10 000 calls with changing sizes, and 10 000 graphs compiled and dropped: memory stays what it is.
+flat-memory: $(READY)
+	$(RUN) -m bench.flat_memory
 
 # Every operator of PyTorch's own database against eager; FULL=1 for every sample and dtype.
 conformance: $(READY)

@@ -177,6 +177,7 @@ class _Compilation:
         self.record = record
         self.options = options
         self.made: dict[str, CompiledGraph] = {}  # by phase
+        self.is_guarded = TracingContext.try_get() is not None  # Dynamo called, and looks at arguments before each call
 
     def compile(self, module: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         lookup = caching.look_up(module, self.options)
@@ -276,7 +277,7 @@ class _Compilation:
             trace.graph_record(record, options.compile_mode)
             folder.compiled(module, compiled, self.record)
         log.info("Ferrite compiled %s graph %d in %.1f ms", _LOUD[phase], graph_id, 1e3 * record.seconds)
-        return compiled.load()
+        return compiled.load() if self.is_guarded else compiled
 
 
 _LOUD = {"forward": "FORWARDS", "backward": "BACKWARDS", "inference": "INFERENCE"}

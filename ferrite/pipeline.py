@@ -122,6 +122,7 @@ def compile_graph(
         compiled = CompiledGraph(program, lowered.constants, facts_of(module, graph_id, phase, options, record))
         compiled.load()
         record.decisions += [Decision("native", (name,), False, why) for name, why in compiled.refused.items()]
+        record.peak_memory = compiled.peak
         if compiled.why_python:
             record.decisions.append(Decision("native host", (program.name,), False, compiled.why_python))
     return compiled

@@ -18,6 +18,7 @@ import torch
 from torch._ops import OpOverload
 from torch.autograd import profiler
 
+from ferrite.artifact.check_inputs import checker
 from ferrite.artifact.constants import StoredTensor, load_tensor, store_tensors
 from ferrite.artifact.kernels import Code, Kernels, Source, StoredProgram, kernels_of, program_of, text_of
 from ferrite.errors import Unsupported
@@ -63,12 +64,15 @@ class CompiledGraph:
     stored: tuple[StoredProgram, ...] = ()  # the kernels, if the program is without them
     built: Code | None = None  # machine code of the kernels, once there is some
     run: Callable[[list[Any]], Any] | None = field(init=False, default=None, repr=False)
+    check: Callable[[Any], None] | None = field(init=False, default=None, repr=False)
     refused: dict[str, str] = field(init=False, default_factory=dict)  # kernels without machine code, and why
+    peak: int | None = field(init=False, default=None)  # bytes that a call needs at most, if memory was planned
     why_python: str = field(init=False, default="")  # why Python runs between kernels although it need not
 
     def __post_init__(self) -> None:
         # AOTAutograd's wrappers copy only an instance's own attributes: a class attribute would not be seen.
         self._boxed_call = True
+        self._alive: Any = None  # what the native program points to
 
     @cached_property
     def code(self) -> PythonCode:
@@ -94,6 +98,7 @@ class CompiledGraph:
                 body = load(self.program, self.code, self.constants, kernels.functions, resolve, _callable)
             self.run = _with_profiler_scope(body, f"ferrite {self.program.name} {self.key[:12]}")
             self.run.compiled = self  # type: ignore[attr-defined]
+            self.run.alive = self._alive  # type: ignore[attr-defined]
         return self.run
 
     def _native_body(self, kernels: Kernels) -> Callable[[list[Any]], Any] | None:
@@ -103,12 +108,19 @@ class CompiledGraph:
         from ferrite.artifact.native_host import assemble  # LLVM is loaded by the first graph that has kernels
 
         try:
-            return assemble(self.program, self.constants, kernels)
+            made = assemble(self.program, self.constants, kernels)
         except Unsupported as error:
             self.why_python = str(error)
             return None
+        self.peak, self._alive = made.peak, made.alive
+        return made.function
 
     def __call__(self, args: list[Any]) -> Any:
+        """For whoever calls it directly: wrong arguments are an error, before anything is written. AOTAutograd behind
+        Dynamo, whose guards have looked, calls what `load` gives."""
+        if self.check is None:
+            self.check = checker(self.program, self.facts.device_types)
+        self.check(args)
         return self.load()(args)
 
     def __str__(self) -> str:

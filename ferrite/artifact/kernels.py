@@ -15,7 +15,7 @@ import numpy
 import torch
 
 from ferrite.errors import ToolFailed
-from ferrite.loops.index import Atom, evaluate, index, product
+from ferrite.loops.index import ZERO, Atom, Index, Size, evaluate, index, product
 from ferrite.loops.nodes import Program
 from ferrite.loops.rewrite import can_raise
 from ferrite.loops.text import parse_program, show
@@ -31,17 +31,35 @@ class NativeKernel:
     """The code of a kernel: `int64 code(void **buffers, int64 *sizes, int32 threads)`, not 0 if a check failed.
 
     Behind the addresses of the parameters come those of locals: `places` says for sizes where each starts in memory of
-    its own, and how long that is. `explain` runs the same program and raises what eager would. `put_back`: parameters
-    that are written in place although the kernel may stop in the middle of that.
+    its own, and how long that is; `lengths` are the bytes of each, over the program's `symbols`. `explain` runs the
+    same program and raises what eager would. `put_back`: parameters that are written in place although the kernel may
+    stop in the middle of that.
     """
 
     address: int
-    parameters: int
-    sizes: int
+    source: Source
+    facts: KernelFacts
     places: Callable[[tuple[int, ...]], list[int]]
     explain: Kernel
-    put_back: tuple[int, ...]
     library: Any  # owns the code
+
+    @property
+    def parameters(self) -> int:
+        return self.facts.parameters
+
+    @property
+    def put_back(self) -> tuple[int, ...]:
+        return self.facts.put_back
+
+    @property
+    def symbols(self) -> tuple[Size, ...]:
+        return program_of(self.source).sizes if self.facts.sizes else ()
+
+    @property
+    def lengths(self) -> tuple[Index, ...]:
+        if self.facts.locals is not None:
+            return tuple(map(index, self.facts.locals))
+        return _lengths_of_locals(program_of(self.source), self.facts.spared)
 
 
 class KernelFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -139,11 +157,10 @@ def link(sources: Sequence[Source], code: Code) -> Kernels:
         if facts is not None:
             native[source.name] = NativeKernel(
                 library.address(source.name),
-                facts.parameters,
-                facts.sizes,
+                source,
+                facts,
                 _places_of_locals(source, facts),
                 functions[source.name],
-                facts.put_back,
                 library,
             )
     functions |= {name: _native_function(name, kernel) for name, kernel in native.items()}
@@ -151,11 +168,8 @@ def link(sources: Sequence[Source], code: Code) -> Kernels:
 
 
 def _facts(program: Program, spared: frozenset[str]) -> KernelFacts:
-    lengths = []
-    for buffer in program.locals:
-        elements = index(0) if buffer.name in spared else product(buffer.sizes)
-        lengths.append(None if elements.terms else elements.constant * buffer.dtype.bytes)
-    known = None if None in lengths else tuple(length for length in lengths if length is not None)
+    lengths = _lengths_of_locals(program, spared)
+    known = None if any(length.terms for length in lengths) else tuple(length.constant for length in lengths)
     return KernelFacts(len(program.parameters), len(program.sizes), known, spared, _to_put_back(program))
 
 
@@ -168,9 +182,9 @@ def _native_function(name: str, kernel: NativeKernel) -> Kernel:
     count, kept = kernel.parameters, kernel.put_back
     function = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int32)
     entry = function(kernel.address)
-    locals_ = len(kernel.places((1,) * kernel.sizes)) - 1
+    locals_ = len(kernel.places((1,) * kernel.facts.sizes)) - 1
     pack_addresses = struct.Struct(f"{count + locals_}P").pack
-    pack_sizes = struct.Struct(f"{kernel.sizes}q").pack
+    pack_sizes = struct.Struct(f"{kernel.facts.sizes}q").pack
     places_of_locals = kernel.places if locals_ else None
 
     def run(*arguments: Any) -> None:
@@ -208,12 +222,16 @@ def _places_of_locals(source: Source, facts: KernelFacts) -> Callable[[tuple[int
     def places(sizes: tuple[int, ...]) -> list[int]:
         program = program_of(source)
         known: dict[Atom, int] = dict(zip(program.sizes, map(int, sizes), strict=True))
-        return _one_behind_another(
-            0 if buffer.name in facts.spared else evaluate(product(buffer.sizes), known) * buffer.dtype.bytes
-            for buffer in program.locals
-        )
+        return _one_behind_another(evaluate(length, known) for length in _lengths_of_locals(program, facts.spared))
 
     return places
+
+
+def _lengths_of_locals(program: Program, spared: frozenset[str]) -> tuple[Index, ...]:
+    """The bytes of each local; none where the code keeps it in registers."""
+    return tuple(
+        ZERO if buffer.name in spared else product(buffer.sizes) * buffer.dtype.bytes for buffer in program.locals
+    )
 
 
 def _one_behind_another(lengths: Iterable[int]) -> list[int]:

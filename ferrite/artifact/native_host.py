@@ -1,10 +1,12 @@
 """Host programs as words for the machine of `native/machine.py`: a call runs no Python between its kernels.
 
-`assemble` first gives every value its sizes and strides, by running the ops on tensors without memory, and refuses a
-program that has other values than plain tensors of known sizes. Then memory is planned: what kernels and products make
-for themselves lies in one block that is kept between calls, what the caller gets is a tensor of its own. Then
-instructions are written, and beside them those that clean up if one fails. A step without a door of its own is called
-in Python, from the machine.
+`assemble` first asks what every value is (`host_values.py`), which refuses a program that has others than plain tensors
+and whole numbers. Then memory is planned: what kernels and products make for themselves lies in one block that is kept
+between calls, what the caller gets is a tensor of its own. Then instructions are written, and beside them those that
+clean up if one fails. A step without a door of its own is called in Python, from the machine.
+
+Sizes that change are polynomials over the numbers that the program is given; instructions compute them where they are
+first needed, each once.
 
 What the code relies on:
 - a handle is the address of a word that points to a tensor; that of a Python tensor lies behind its object header;
@@ -17,7 +19,7 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -25,16 +27,29 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from ferrite.artifact.host_values import ALLOCATE, HOLD, PART, PRODUCTS, Shape, Value, filled, infer
 from ferrite.artifact.kernels import Kernels, NativeKernel, is_forked
 from ferrite.errors import ToolFailed, Unsupported
 from ferrite.graph.names import resolve
-from ferrite.graph.text import read_type
-from ferrite.host.memory import Life, place
+from ferrite.host.memory import Span, arrange, in_lines
 from ferrite.host.nodes import Call, Free, HostProgram, Launch, Return
 from ferrite.host.python import describe
 from ferrite.host.text import show_step
+from ferrite.loops.index import (
+    ZERO,
+    Atom,
+    FloorDiv,
+    Index,
+    Least,
+    Mod,
+    Most,
+    free_atoms,
+    of_atom,
+    show_atom,
+    substitute,
+)  # fmt: skip
 from ferrite.native import machine
-from ferrite.syntax import Named, Ref, refs
+from ferrite.syntax import Ref, refs
 
 BEHIND_HEADER = object.__basicsize__
 CPU = 0
@@ -51,175 +66,143 @@ _PRODUCTS: dict[str, tuple[str, tuple[tuple[str, float], ...]]] = {
     "aten.addmm.default": ("aoti_torch_cpu_addmm_out", (("beta", 1.0), ("alpha", 1.0))),
     "aten.baddbmm.default": ("aoti_torch_cpu_baddbmm_out", (("beta", 1.0), ("alpha", 1.0))),
 }
-_VIEWS = frozenset({
-    "aten.t.default", "aten.permute.default", "aten.transpose.int", "aten.slice.Tensor", "aten.select.int",
-    "aten.unsqueeze.default", "aten.squeeze.dim", "aten.squeeze.dims", "aten.expand.default", "aten.detach.default",
-    "aten.alias.default", "aten.reshape.default", "aten.view.default",
-})  # fmt: skip
-_ALLOCATE = "aten.empty_strided.default"
-_HOLD = "ferrite.host.calls.with_strides"
-_PART = "operator.getitem"
-
-
-@dataclass
-class _Value:
-    """A tensor of the program: `meta` has its sizes and strides, `root` is the value whose memory it shares. Slots: of
-    its handle, of the address of its data; None while nobody has asked for them."""
-
-    meta: torch.Tensor
-    root: str
-    offset: int = 0  # in elements, from where the root starts
-    handle: int | None = None
-    is_owned: bool = False
-    pointer: int | None = None
-    is_promised: bool = False  # an op in eager made it: it may lie otherwise than `meta` says
 
 
 @dataclass(frozen=True)
-class _Several:
-    """What a call gives that gives several tensors, or None in the place of one."""
+class Assembled:
+    """A program as a function of Python. `block`: bytes of memory for inner buffers; `peak`: bytes that a call needs at
+    most beside its arguments, without what ops in eager need for themselves. None if sizes change."""
 
-    parts: tuple[_Value | None, ...]
+    function: Callable[[list[Any]], tuple[Any, ...]]
+    alive: Sequence[Any]  # what the words point to: to be kept for as long as the function is
+    block: int | None
+    peak: int | None
 
 
-def assemble(
-    program: HostProgram, constants: Mapping[str, Any], kernels: Kernels
-) -> Callable[[list[Any]], tuple[Any, ...]]:
-    """The program as a function of Python. Raises `Unsupported` if a step has no door."""
-    return _Assembler(program, constants, kernels).function()
+def assemble(program: HostProgram, constants: Mapping[str, Any], kernels: Kernels) -> Assembled:
+    """Raises `Unsupported` if a step has no door."""
+    assembler = _Assembler(program, constants, kernels)
+    function = assembler.function()
+    if assembler.numbers:
+        return Assembled(function, assembler.alive, None, None)
+    block = assembler.length.constant
+    return Assembled(function, assembler.alive, block, block + assembler.most_outside())
 
 
 class _Assembler:
     def __init__(self, program: HostProgram, constants: Mapping[str, Any], kernels: Kernels) -> None:
         if program.functions:
             raise Unsupported("functions that operators call")
+        for step in program.steps:
+            if isinstance(step, Launch) and step.kernel not in kernels.native:
+                raise Unsupported("a kernel without machine code")
+            if isinstance(step, Launch) and kernels.native[step.kernel].put_back:
+                raise Unsupported("a kernel that may have to put back what it wrote")
         self.program = program
         self.constants = constants
         self.kernels = kernels
-        self.values: dict[str, _Value] = {}
-        self.several: dict[str, _Several] = {}
-        self.taken: set[int] = set()  # parts of several that have a name of their own
-        self.escaped: set[str] = set()  # roots that an op of somebody else may keep
+        self.all = infer(program, constants)
+        self.values, self.several, self.numbers = self.all.tensors, self.all.several, self.all.numbers
         self.template = [0] * len((machine.LIST, machine.FRAME, machine.FAILED, machine.THREAD))
-        self.known: dict[Any, int] = {}  # constants and arrays of them -> slot
+        self.known: dict[Any, int] = {}  # constants and shapes -> slot
+        self.computed: dict[Index, int] = {}  # sizes -> slot
         self.code: list[int] = []
         self.owned: list[int] = []  # slots of handles to give back
         self.launches: dict[int, _Launched] = {}  # by place in the code
+        self.divisions: set[int] = set()  # places in the code
+        self.take = -1  # place in the code
         self.alive: list[Any] = [constants, kernels]  # what the words point to
         self.scratch = self.slot()
 
-    # ---- first walk: what every value is
-
-    def infer(self) -> None:
-        for entry in self.program.inputs:
-            self.values[entry.name] = _Value(read_type(entry.type), entry.name)
-        for name, tensor in self.constants.items():
-            if not isinstance(tensor, torch.Tensor):
-                raise Unsupported("a constant that is no tensor")
-            self.values[name] = _Value(tensor.to("meta"), name)
-        for step in self.program.steps:
-            match step:
-                case Call():
-                    self._infer_call(step)
-                case Launch():
-                    if step.kernel not in self.kernels.native:
-                        raise Unsupported("a kernel without machine code")
-                    if not all(isinstance(size, int) for size in step.sizes):
-                        raise Unsupported("sizes that change")
-                    if self.kernels.native[step.kernel].put_back:
-                        raise Unsupported("a kernel that may have to put back what it wrote")
-
-    def _infer_call(self, call: Call) -> None:
-        names = list(refs((call.args, call.kwargs)))
-        if call.target == _PART:
-            source, index = call.args
-            part = self.several[source.name].parts[index] if source.name in self.several else None
-            if part is None or id(part) in self.taken:
-                raise Unsupported("a part that is no tensor, or is taken twice")
-            self.taken.add(id(part))
-            self.values[call.result] = part
-            return
-        if not all(name in self.values for name in names):
-            raise Unsupported("values that are no tensors")
-        if call.target == _HOLD:
-            tensor, strides = call.args
-            source = self.values[tensor.name]
-            meta = torch.empty_strided(source.meta.shape, strides, dtype=source.meta.dtype, device="meta")
-            self.values[call.result] = _Value(meta, source.root, source.offset)
-            return
-        args, kwargs = _filled((call.args, call.kwargs), lambda name: self.values[name].meta)
-        if kwargs.get("device") is not None:
-            if torch.device(kwargs["device"]).type != "cpu":
-                raise Unsupported(f"a tensor on {kwargs['device']}")
-            kwargs["device"] = torch.device("meta")
-        try:
-            made = resolve(call.target)(*args, **kwargs)
-        except Exception as error:
-            raise Unsupported(f"{call.target}, which does not say what it gives") from error
-        if not call.target.startswith("aten."):
-            self.escaped |= {self.values[name].root for name in names}
-        made = () if made is None else made
-        if isinstance(made, torch.Tensor):
-            self.values[call.result] = self._shared(call.result, made, names)
-        elif isinstance(made, (tuple, list)) and all(part is None or isinstance(part, torch.Tensor) for part in made):
-            parts = [part if part is None else self._shared(call.result, part, names) for part in made]
-            self.several[call.result] = _Several(tuple(parts))
-        else:
-            raise Unsupported(f"{call.target}, which gives no tensor")
-
-    def _shared(self, name: str, made: torch.Tensor, names: Sequence[str]) -> _Value:
-        """A result as a value: with memory of its own, or sharing that of one of its operands."""
-        if made.layout != torch.strided:
-            raise Unsupported(f"a tensor that is {made.layout}")
-        for source in (self.values[other] for other in names):
-            if torch._C._is_alias_of(made, source.meta):
-                step = made.storage_offset() - source.meta.storage_offset()
-                return _Value(made, source.root, source.offset + step)
-        return _Value(made, name)
-
     # ---- memory
 
-    def plan(self) -> tuple[dict[str, int], int]:
-        """Where buffers lie that nobody outside sees, and the memory of kernels' own locals, by name."""
+    def plan(self) -> tuple[dict[str, Index], Index]:
+        """Where buffers lie that nobody outside sees, and the memory of kernels' own locals, by name; and how long the
+        block is. Sizes that are not known when the call starts have no place in it."""
         made = {
             step.result
             for step in self.program.steps
-            if isinstance(step, Call) and (step.target in _PRODUCTS or step.target == _ALLOCATE)
+            if isinstance(step, Call) and (step.target in PRODUCTS or step.target == ALLOCATE)
         }
         (final,) = (step for step in self.program.steps if isinstance(step, Return))
-        if not isinstance(final.value, tuple) or not all(name in self.values for name in refs(final.value)):
+        returned = list(refs(final.value))
+        if not isinstance(final.value, tuple) or not all(n in self.values or n in self.numbers for n in returned):
             raise Unsupported("results that are no tensors")
-        seen = {self.values[value.name].root for value in final.value if isinstance(value, Ref)} | self.escaped
+        seen = {self.values[name].root for name in returned if name in self.values} | self.all.escaped
         first: dict[str, int] = {}
         last: dict[str, int] = {}
-        lives: list[Life] = []
+        lengths: dict[str, Index] = {}
         for position, step in enumerate(self.program.steps):
             match step:
                 case Call():
                     names = [step.result, *refs((step.args, step.kwargs))]
                 case Launch():
                     names = list(step.buffers)
-                    own = self.kernels.native[step.kernel].places(step.sizes)[-1]
-                    if own:
-                        lives.append(Life(_locals_of(position), own, position, position))
+                    name, own = _locals_of(position), self._own_memory(step)[-1]
+                    if own is not ZERO:
+                        if not self._is_given(own):
+                            raise Unsupported("memory of a kernel that depends on data")
+                        first[name] = last[name] = position
+                        lengths[name] = own
                 case _:
                     continue
             for root in (self.values[name].root for name in names if name in self.values):
                 first.setdefault(root, position)
                 last[root] = position
-        inner = [root for root in first if root in made and root not in seen]
-        lives += [Life(root, _bytes(self.values[root].meta), first[root], last[root]) for root in inner]
-        return place(lives)
+        for root in first:
+            if root in made and root not in seen and self._is_given(self.values[root].bytes):
+                lengths[root] = self.values[root].bytes
+        spans = {name: Span(name, length, first[name], last[name]) for name, length in lengths.items()}
+        return arrange(spans.values())
+
+    def most_outside(self) -> int:
+        """The bytes of tensors that a call makes outside the block, where they are most at once. Memory lives for as
+        long as the last name of a value that shares it."""
+        names: dict[str, set[str]] = {}
+        for name, value in self.values.items():
+            names.setdefault(value.root, set()).add(name)
+        alive: dict[str, int] = {}
+        most = 0
+        for step in self.program.steps:
+            if isinstance(step, Free):
+                for name in step.names:
+                    root = self.values[name].root if name in self.values else name
+                    names.get(root, set()).discard(name)
+                    if not names.get(root):
+                        alive.pop(root, None)
+            elif isinstance(step, Call) and step.result not in self.places:
+                several = self.several.get(step.result)
+                parts = [self.values.get(step.result)] if several is None else several.parts
+                made = [part.bytes.constant for part in parts if part is not None and part.root == step.result]
+                if made and step.target != PART:
+                    alive[step.result] = sum(made)
+                    most = max(most, sum(alive.values()))
+        return most
+
+    def _is_given(self, length: Index) -> bool:
+        """Whether a size is made of numbers that the caller gives."""
+        given = {atom for number in self.all.given.values() for atom in free_atoms(number)}
+        return free_atoms(length) <= given
+
+    def _own_memory(self, launch: Launch) -> list[Index]:
+        """Where each local of a kernel starts in memory of its own, and how long that is."""
+        kernel = self.kernels.native[launch.kernel]
+        known: dict[Atom, Index] = dict(zip(kernel.symbols, map(self.all.term, launch.sizes), strict=True))
+        found = [ZERO]
+        for length in kernel.lengths:
+            found.append(found[-1] + in_lines(substitute(length, known)))
+        return found
 
     # ---- second walk: instructions
 
     def function(self) -> Callable[[list[Any]], tuple[Any, ...]]:
-        self.infer()
-        self.places, length = self.plan()
+        self.places, self.length = self.plan()
         self.block = self.slot()
         self._take_inputs()
-        if length:
-            self.call("ferrite_take", self.constant(length), _address(self.block), checked=True)
+        if self.places:
+            length = self.number(self.length)
+            self.take = len(self.code)
+            self.call("ferrite_take", length, _address(self.block), checked=True)
         self.call("PyEval_SaveThread", result=machine.THREAD)
         self.threads = self.slot()
         self.call("ferrite_threads", result=self.threads)
@@ -242,10 +225,13 @@ class _Assembler:
     def _take_inputs(self) -> None:
         """Handles of all inputs that are read. Those that may die here are owned, and are no longer in the list."""
         read = {name for step in self.program.steps for name in _names_in(step)}
-        for name in read - self.values.keys() - self.several.keys():
+        for name in read - self.values.keys() - self.several.keys() - self.numbers.keys():
             raise Unsupported(f"{name}, which is no tensor")
         none = self.constant(id(None))
         for index, entry in enumerate(self.program.inputs):
+            if entry.name in self.all.given:
+                self._take_number(index, self.all.given[entry.name])
+                continue
             if entry.name not in read:
                 continue
             value = self.values[entry.name]
@@ -261,42 +247,55 @@ class _Assembler:
         for name, tensor in self.constants.items():
             self.values[name].handle = self.constant(id(tensor) + BEHIND_HEADER)
 
-    def _write_call(self, call: Call) -> None:
-        if call.target == _PART:
+    def _take_number(self, index: int, number: Index) -> None:
+        if number in self.computed or not number.terms:
             return
-        if call.target in _VIEWS and self._is_view(call):
+        thing = self.slot()
+        self.computed[number] = self.slot()
+        self.call("PyList_GetItem", machine.LIST, self.constant(index), result=thing)
+        self.call("PyLong_AsLongLong", thing, result=self.computed[number])
+
+    def _write_call(self, call: Call) -> None:
+        if call.target == PART or call.result in self.numbers:
+            return
+        if call.result in self.all.views:
             self._write_view(self.values[call.result], self.values[call.args[0].name])
-        elif call.target in _PRODUCTS or call.target == _ALLOCATE:
+        elif call.target in _PRODUCTS or call.target == ALLOCATE:
             self._write_own(call)
-        elif call.target == _HOLD:
+        elif call.target == HOLD:
             value, source = self.values[call.result], self._handle(call.args[0].name)
             value.handle, value.is_owned = self.owned_slot(), True
             python = self._python_object(call, [value])
-            sizes, _ = self._shape(value.meta)
+            _, strides, dims = self._shape(value)
             self.call(
-                "ferrite_hold", source, _address(value.handle), sizes, self.constant(value.meta.dim()),
-                _address(machine.THREAD), python, machine.FRAME, checked=True,
+                "ferrite_hold", source, _address(value.handle), strides, dims, _address(machine.THREAD), python,
+                machine.FRAME, checked=True,
             )  # fmt: skip
         else:
             several = self.several.get(call.result)
             results = (self.values[call.result],) if several is None else several.parts
-            for name in refs((call.args, call.kwargs)):
-                self._handle(name)
             for result in results:
                 if result is not None:
-                    result.handle, result.is_owned, result.is_promised = self.owned_slot(), True, True
+                    result.handle, result.is_owned = self.owned_slot(), True
             python = self._python_object(call, results)
             self.call("ferrite_python", _address(machine.THREAD), python, machine.FRAME, checked=True)
+            for result in results:
+                if result is not None and result.asked is not None:
+                    self._ask_sizes(result.handle, result.asked)
 
-    def _is_view(self, call: Call) -> bool:
-        """Whether a call gives a view whose place in memory is known for sure."""
-        source = self.values[call.args[0].name]
-        return self.values[call.result].root == source.root and not source.is_promised
+    def _ask_sizes(self, handle: int | None, asked: Shape) -> None:
+        """Sizes of what eager made, which nobody knew before."""
+        assert handle is not None
+        for dim, size in enumerate(asked):
+            slot = self.computed[size] = self.slot()
+            self.call("aoti_torch_get_size", handle, self.constant(dim), _address(slot), checked=True)
 
-    def _python_object(self, call: Call, results: Sequence[_Value | None]) -> int:
+    def _python_object(self, call: Call, results: Sequence[Value | None]) -> int:
         """The slot of an object that does a call in Python."""
-        slots = {name: self.values[name].handle for name in refs((call.args, call.kwargs))}
-        made = _PythonCall(call, slots, [None if value is None else value.handle for value in results])
+        names = list(dict.fromkeys(refs((call.args, call.kwargs))))
+        tensors = {name: self._handle(name) for name in names if name in self.values}
+        numbers = {name: self.number(self.numbers[name]) for name in names if name in self.numbers}
+        made = _PythonCall(call, tensors, numbers, [None if value is None else value.handle for value in results])
         self.alive.append(made)
         return self.constant(id(made))
 
@@ -305,11 +304,10 @@ class _Assembler:
         value = self.values[call.result]
         if value.root not in self.places:
             value.handle, value.is_owned = self.owned_slot(), True
-            sizes, strides = self._shape(value.meta)
-            kind = (self.constant(_dtype(value.meta)), self.constant(CPU), self.constant(0))
+            sizes, strides, dims = self._shape(value)
             self.call(
-                "aoti_torch_empty_strided", self.constant(value.meta.dim()), sizes, strides, *kind,
-                _address(value.handle), checked=True,
+                "aoti_torch_empty_strided", dims, sizes, strides, *self._kind(value), _address(value.handle),
+                checked=True,
             )  # fmt: skip
         if call.target in _PRODUCTS:
             name, words = _PRODUCTS[call.target]
@@ -317,21 +315,21 @@ class _Assembler:
             floats = [self.constant(_bits(float(call.kwargs.get(word, default)))) for word, default in words]
             self.call(name, self._handle(call.result), *operands, floats=floats, checked=True)
 
-    def _write_view(self, value: _Value, source: _Value) -> None:
+    def _write_view(self, value: Value, source: Value) -> None:
         """A view of a tensor that has a handle gets one too; of a buffer in the block when it is asked for."""
         if source.handle is None:
             return
-        sizes, strides = self._shape(value.meta)
-        step = value.offset - source.offset
+        sizes, strides, dims = self._shape(value)
+        step = self.number(value.offset - source.offset)
         value.handle, value.is_owned = self.owned_slot(), True
         self.call(
-            "aoti_torch__reinterpret_tensor", source.handle, self.constant(value.meta.dim()), sizes, strides,
-            self.constant(step), _address(value.handle), checked=True,
+            "aoti_torch__reinterpret_tensor", source.handle, dims, sizes, strides, step, _address(value.handle),
+            checked=True,
         )  # fmt: skip
 
     def _write_launch(self, launch: Launch, position: int) -> None:
         kernel = self.kernels.native[launch.kernel]
-        *starts, own = kernel.places(launch.sizes)
+        *starts, own = self._own_memory(launch)
         array = self.array([0] * (len(launch.buffers) + len(starts)))
         for index, name in enumerate(launch.buffers):
             value = self.values[name]
@@ -340,18 +338,26 @@ class _Assembler:
             else:
                 self.move(array + index, self._pointer(value))
         for index, start in enumerate(starts, len(launch.buffers)):
-            if own:
+            if own is not ZERO:
                 self._point(array + index, self.places[_locals_of(position)] + start)
-        sizes = self.array([int(size) for size in launch.sizes] or [0])
-        metas = [self.values[name].meta for name in launch.buffers]
-        self.launches[len(self.code)] = _Launched(launch, kernel, array, metas)
+        sizes = self._row([self.all.term(size) for size in launch.sizes])
+        buffers = [self._described(self.values[name]) for name in launch.buffers if launch.origins]
+        numbers = [self.number(self.all.term(size)) for size in launch.sizes]
+        self.launches[len(self.code)] = _Launched(launch, kernel, array, buffers, numbers)
         self.call(kernel.address, _address(array), _address(sizes), self.threads, checked=True)
+
+    def _described(self, value: Value) -> _Buffer:
+        """How to find a buffer of a kernel when it has failed."""
+        if value.handle is not None:
+            return _Buffer(value.handle, 0, 0, None)
+        sizes, _, _ = self._shape(value)
+        return _Buffer(0, int(sizes), len(value.sizes or ()), value.dtype)
 
     def _free(self, names: Iterable[str]) -> None:
         """These values are not read again. A part of several is freed by its own name, or with them if it has none."""
         named = [self.values[name] for name in names if name in self.values]
         parts = [part for name in names if name in self.several for part in self.several[name].parts]
-        for value in (*named, *(part for part in parts if part is not None and id(part) not in self.taken)):
+        for value in (*named, *(part for part in parts if part is not None and id(part) not in self.all.taken)):
             if value.is_owned and value.handle is not None:
                 self._delete(value.handle)
                 value.is_owned = False
@@ -361,7 +367,9 @@ class _Assembler:
         self.call("PyTuple_New", self.constant(len(final.value)), result=result)
         made = self.slot()
         for index, value in enumerate(final.value):
-            if isinstance(value, Ref):
+            if isinstance(value, Ref) and value.name in self.numbers:
+                self.call("PyLong_FromLongLong", self.number(self.numbers[value.name]), result=made)
+            elif isinstance(value, Ref):
                 handle = self.owned_slot()
                 known = self.values[value.name].handle
                 assert known is not None
@@ -397,7 +405,7 @@ class _Assembler:
         )
 
     def _link(self, cleaner: int, result: int) -> Callable[[list[Any]], tuple[Any, ...]]:
-        raiser = _Raiser(self.launches, self.program)
+        raiser = _Raiser(self.launches, self.divisions, self.take, self.program)
         self.alive.append(raiser)
         self.template[self.handler] = id(raiser)
         start = machine.HEADER + len(self.template)
@@ -406,13 +414,8 @@ class _Assembler:
         data = struct.pack(f"{len(words)}Q", *(word & 0xFFFFFFFFFFFFFFFF for word in words))
         enter = _machine().address("ferrite_enter")
         body, definition = machine.python_function(self.program.name, enter, data)
-        alive = (*self.alive, definition)
-
-        def run(args: list[Any]) -> Any:
-            return body(args)
-
-        run.alive = alive  # type: ignore[attr-defined]
-        return run
+        self.alive.append(definition)
+        return body
 
     # ---- pieces
 
@@ -437,13 +440,68 @@ class _Assembler:
         self.template += values
         return start
 
-    def _shape(self, meta: torch.Tensor) -> tuple[int, int]:
-        """Operands: the addresses of the sizes and of the strides."""
-        key = tuple(meta.shape), tuple(meta.stride())
+    def number(self, value: Index) -> int:
+        """The slot of a size, which is computed here if it is not known yet."""
+        if not value.terms:
+            return self.constant(value.constant)
+        if value not in self.computed:
+            self.computed[value] = self._compute(value)
+        return self.computed[value]
+
+    def _compute(self, value: Index) -> int:
+        total = None
+        for coefficient, monomial in value.terms:
+            part = self._atom(monomial[0])
+            for atom in monomial[1:]:
+                part = self.combine(machine.MULTIPLY, part, self._atom(atom))
+            if coefficient != 1:
+                part = self.combine(machine.MULTIPLY, part, self.constant(coefficient))
+            total = part if total is None else self.combine(machine.ADD, total, part)
+        assert total is not None
+        return self.combine(machine.ADD, total, self.constant(value.constant)) if value.constant else total
+
+    def _atom(self, atom: Atom) -> int:
+        match atom:
+            case FloorDiv(dividend=one, divisor=other):
+                kind = machine.DIVIDE
+            case Mod(dividend=one, divisor=other):
+                kind = machine.REMAINDER
+            case Least(left=one, right=other):
+                kind = machine.LEAST
+            case Most(left=one, right=other):
+                kind = machine.MOST
+            case _:
+                if of_atom(atom) not in self.computed:
+                    raise Unsupported(f"the size {show_atom(atom)}, which nobody knows yet")
+                return self.computed[of_atom(atom)]
+        left, right = self.number(one), self.number(other)
+        if kind in (machine.DIVIDE, machine.REMAINDER):
+            self.divisions.add(len(self.code))
+        return self.combine(kind, left, right)
+
+    def _row(self, sizes: Sequence[Index]) -> int:
+        """Sizes in slots in a row, for a call that reads them there."""
+        key = ("row", *sizes)
         if key not in self.known:
-            self.known[key] = self.array([*meta.shape, *meta.stride()] or [0])
-        start = self.known[key]
-        return _address(start), _address(start + meta.dim())
+            numbers = [self.number(size) for size in sizes]
+            start = self.known[key] = self.array([size.constant for size in sizes] or [0])
+            for place, (size, number) in enumerate(zip(sizes, numbers, strict=True), start):
+                if size.terms:
+                    self.move(place, number)
+        return self.known[key]
+
+    def _shape(self, value: Value) -> tuple[int, int, int]:
+        """Operands: the addresses of the sizes and of the strides, and how many there are of each."""
+        assert value.sizes is not None
+        assert value.strides is not None
+        start = self._row((*value.sizes, *value.strides))
+        return _address(start), _address(start + len(value.sizes)), self.constant(len(value.sizes))
+
+    def _kind(self, value: Value) -> tuple[int, int, int]:
+        """Operands: type and device."""
+        if value.dtype not in _DTYPES:
+            raise Unsupported(f"tensors of {value.dtype}")
+        return self.constant(_DTYPES[value.dtype]), self.constant(CPU), self.constant(0)
 
     def _handle(self, name: str) -> int:
         """The slot of a value's handle, which is made here if the value lies in the block."""
@@ -451,28 +509,28 @@ class _Assembler:
         if value.handle is None:
             pointer = self.slot()
             self._point(pointer, self._place(value))
-            sizes, strides = self._shape(value.meta)
+            sizes, strides, dims = self._shape(value)
             value.handle, value.is_owned = self.owned_slot(), True
-            kind = (self.constant(_dtype(value.meta)), self.constant(CPU), self.constant(0))
             self.call(
-                "aoti_torch_create_tensor_from_blob", pointer, self.constant(value.meta.dim()), sizes, strides,
-                self.constant(0), *kind, _address(value.handle), checked=True,
+                "aoti_torch_create_tensor_from_blob", pointer, dims, sizes, strides, self.constant(0),
+                *self._kind(value), _address(value.handle), checked=True,
             )  # fmt: skip
         return value.handle
 
-    def _pointer(self, value: _Value) -> int:
+    def _pointer(self, value: Value) -> int:
         if value.pointer is None:
             assert value.handle is not None
             value.pointer = self.slot()
             self.call("aoti_torch_get_data_ptr", value.handle, _address(value.pointer), checked=True)
         return value.pointer
 
-    def _place(self, value: _Value) -> int:
+    def _place(self, value: Value) -> Index:
         """Where a value lies in the block, in bytes."""
-        return self.places[value.root] + value.offset * value.meta.element_size()
+        assert value.dtype is not None
+        return self.places[value.root] + value.offset * value.dtype.itemsize
 
-    def _point(self, slot: int, offset: int) -> None:
-        self.add(slot, self.block, self.constant(offset))
+    def _point(self, slot: int, offset: Index) -> None:
+        self.add(slot, self.block, self.number(offset))
 
     def _delete(self, handle: int) -> None:
         self.call("aoti_torch_delete_tensor_object", handle)
@@ -496,6 +554,12 @@ class _Assembler:
     def add(self, to: int, one: int, other: int) -> None:
         self.code += [machine.ADD, to, one, other]
 
+    def combine(self, kind: int, one: int, other: int) -> int:
+        """The slot of what two numbers make."""
+        slot = self.slot()
+        self.code += [kind, slot, one, other]
+        return slot
+
 
 class _address(int):
     """A slot that is passed by its address."""
@@ -509,18 +573,22 @@ class _PythonCall:
     """Called with the address of a frame: does a call on the tensors whose handles lie there, and leaves handles of its
     results."""
 
-    def __init__(self, call: Call, operands: Mapping[str, int | None], results: Sequence[int | None]) -> None:
+    def __init__(
+        self, call: Call, tensors: Mapping[str, int], numbers: Mapping[str, int], results: Sequence[int | None]
+    ) -> None:
         target = resolve(call.target)
         self.function = target._op if isinstance(target, OpOverload) else target
         self.call = call
-        self.operands = operands
+        self.tensors = tensors
+        self.numbers = numbers
         self.results = results
         # Objects in the place of their paths now, tensors in the place of names in each call.
-        self.args, self.kwargs = _filled((call.args, call.kwargs), Ref)
+        self.args, self.kwargs = filled((call.args, call.kwargs), Ref)
 
     def __call__(self, frame: int) -> None:
-        tensors = {name: _tensor_of(_word_at(frame, slot)) for name, slot in self.operands.items() if slot is not None}
-        args, kwargs = _filled((self.args, self.kwargs), tensors.__getitem__)
+        known: dict[str, Any] = {name: _tensor_of(_word_at(frame, slot)) for name, slot in self.tensors.items()}
+        known |= {name: _word_at(frame, slot) for name, slot in self.numbers.items()}
+        args, kwargs = filled((self.args, self.kwargs), known.__getitem__)
         try:
             made = self.function(*args, **kwargs)
         except Exception as error:
@@ -529,7 +597,8 @@ class _PythonCall:
             raise
         if made is None:
             return
-        for slot, result in zip(self.results, made if isinstance(made, (tuple, list)) else (made,), strict=True):
+        # Of a list whose length depends on sizes, there are slots for those that are read.
+        for slot, result in zip(self.results, made if isinstance(made, (tuple, list)) else (made,), strict=False):
             if slot is None or result is None:  # an op may leave out what it need not give
                 continue
             if not isinstance(result, torch.Tensor):
@@ -565,31 +634,63 @@ def _wrapping() -> tuple[Callable[[Any], torch.Tensor], Callable[[Any], Any]]:
 
 
 @dataclass(frozen=True)
+class _Buffer:
+    """A buffer of a launch: the slot of its handle, or of its sizes and, behind them, its strides."""
+
+    handle: int
+    shape: int
+    dims: int
+    dtype: torch.dtype | None
+
+    def tensor(self, frame: int, address: int) -> torch.Tensor | None:
+        """The memory at an address as a tensor, for as long as the memory is there."""
+        if self.dtype is None:
+            return _tensor_of(_word_at(frame, self.handle))
+        words = [_word_at(frame, self.shape + n) for n in range(2 * self.dims)]
+        sizes, strides = words[: self.dims], words[self.dims :]
+        if 0 in sizes:
+            return torch.empty_strided(sizes, strides, dtype=self.dtype)
+        length = sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True)) + 1
+        memory = (ctypes.c_char * (length * self.dtype.itemsize)).from_address(address)
+        return torch.frombuffer(memory, dtype=self.dtype).as_strided(sizes, strides)
+
+
+@dataclass(frozen=True)
 class _Launched:
-    """A launch in the code: the first slot of the addresses of its buffers, and what those are."""
+    """A launch in the code: the first slot of the addresses of its buffers, what those are, and the slots of sizes."""
 
     launch: Launch
     kernel: NativeKernel
     array: int
-    metas: Sequence[torch.Tensor]
+    buffers: Sequence[_Buffer]
+    numbers: Sequence[int]
 
 
 class _Raiser:
     """Called with the address of a frame whose program failed: raises what eager would."""
 
-    def __init__(self, launches: Mapping[int, _Launched], program: HostProgram) -> None:
+    def __init__(
+        self, launches: Mapping[int, _Launched], divisions: Collection[int], take: int, program: HostProgram
+    ) -> None:
         self.launches = launches
+        self.divisions = divisions
+        self.take = take
         self.name = program.name
 
     def __call__(self, frame: int) -> None:
         place = _word_at(frame, machine.FAILED) - 1
+        if place in self.divisions:
+            raise ZeroDivisionError("integer division or modulo by zero")
+        if place == self.take:
+            raise RuntimeError(f"not enough memory: the inner buffers of {self.name} could not be allocated")
         if place not in self.launches:
             raise RuntimeError(_last_error() or f"a call of {self.name} failed")
         launched = self.launches[place]
-        addresses = [_word_at(frame, launched.array + n) for n in range(len(launched.metas))]
-        tensors = [_tensor_at(address, meta) for address, meta in zip(addresses, launched.metas, strict=True)]
+        tensors = [
+            buffer.tensor(frame, _word_at(frame, launched.array + n)) for n, buffer in enumerate(launched.buffers)
+        ]
         try:
-            launched.kernel.explain(*tensors, *launched.launch.sizes)
+            launched.kernel.explain(*tensors, *(_word_at(frame, slot) for slot in launched.numbers))
         except Exception as error:
             if hasattr(error, "add_note"):  # Python 3.10 has no notes
                 error.add_note(describe(launched.launch, str(error)))
@@ -600,14 +701,6 @@ class _Raiser:
 
 def _word_at(frame: int, slot: int) -> int:
     return ctypes.c_int64.from_address(frame + 8 * slot).value
-
-
-def _tensor_at(address: int, meta: torch.Tensor) -> torch.Tensor:
-    """The memory at an address as a tensor, for as long as the memory is there."""
-    if meta.numel() == 0:
-        return torch.empty_strided(meta.shape, meta.stride(), dtype=meta.dtype)
-    memory = (ctypes.c_char * _bytes(meta)).from_address(address)
-    return torch.frombuffer(memory, dtype=meta.dtype).as_strided(meta.shape, meta.stride())
 
 
 # ---- doors
@@ -624,7 +717,7 @@ def _machine() -> Any:
     torch_library, _ = _libraries()
     of_python = ("PyEval_RestoreThread", "PyEval_SaveThread", "PyLong_FromLongLong", "PyObject_CallOneArg",
                  "PyErr_Occurred", "Py_DecRef")  # fmt: skip
-    of_torch = (machine.GET_THREADS, "aoti_torch_get_strides", "aoti_torch_new_tensor_handle")
+    of_torch = (machine.GET_THREADS, "aoti_torch_get_sizes", "aoti_torch_get_strides", "aoti_torch_new_tensor_handle")
     imports = machine.outside(dict.fromkeys(of_python, ctypes.pythonapi) | dict.fromkeys(of_torch, torch_library))
     made = machine.machine(imports)
     alone = ctypes.c_int32.from_address(made.address("ferrite_alone"))
@@ -679,39 +772,14 @@ def _names_in(step: Any) -> list[str]:
         case Call():
             return list(refs((step.args, step.kwargs)))
         case Launch():
-            return list(step.buffers)
+            return [*step.buffers, *refs(step.sizes)]
         case Return():
             return list(refs(step.value))
     return []
 
 
-def _filled(value: Any, of_name: Callable[[str], Any]) -> Any:
-    """A value of the program with tensors in the place of names, and objects in the place of their paths."""
-    match value:
-        case Ref():
-            return of_name(value.name)
-        case Named():
-            return resolve(value.path)
-        case tuple() | list():
-            return type(value)(_filled(item, of_name) for item in value)
-        case dict():
-            return {key: _filled(item, of_name) for key, item in value.items()}
-    return value
-
-
 def _locals_of(position: int) -> str:
     return f"locals of step {position}"
-
-
-def _bytes(meta: torch.Tensor) -> int:
-    length = sum((size - 1) * stride for size, stride in zip(meta.shape, meta.stride(), strict=True)) + 1
-    return length * meta.element_size() if meta.numel() else 0
-
-
-def _dtype(meta: torch.Tensor) -> int:
-    if meta.dtype not in _DTYPES:
-        raise Unsupported(f"tensors of {meta.dtype}")
-    return _DTYPES[meta.dtype]
 
 
 def _bits(value: float) -> int:

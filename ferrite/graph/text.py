@@ -145,26 +145,38 @@ def read_type(text: str) -> torch.Tensor:
         raise Unsupported(f"a value that is {text}") from error
 
 
+def split_type(text: str) -> tuple[torch.dtype, list[ast.expr], list[ast.expr] | None]:
+    """A tensor's dtype, its sizes, and its strides if they are written. Raises `Unsupported` for any other value."""
+    try:
+        return _split_type(ast.parse(text, mode="eval").body)
+    except (Malformed, KeyError) as error:
+        raise Unsupported(f"a value that is {text}") from error
+
+
 def _read_type(annotation: ast.expr | None, device: str = "cpu") -> torch.Tensor:
+    dtype, extents, strides = _split_type(annotation)
+    sizes = [ast.literal_eval(extent) for extent in extents]
+    if strides is None:
+        return torch.empty(sizes, dtype=dtype, device=device)
+    return torch.empty_strided(sizes, [ast.literal_eval(stride) for stride in strides], dtype=dtype, device=device)
+
+
+def _split_type(annotation: ast.expr | None) -> tuple[torch.dtype, list[ast.expr], list[ast.expr] | None]:
     match annotation:
         case ast.Call(func=ast.Attribute(value=ast.Subscript() as tensor, attr="stride"), args=strides):
-            dtype, sizes = _dtype_and_sizes(tensor)
-            steps = [ast.literal_eval(stride) for stride in strides]
-            return torch.empty_strided(sizes, steps, dtype=dtype, device=device)
+            return (*_dtype_and_sizes(tensor), strides)
         case ast.Subscript() | ast.Name() as tensor:
-            dtype, sizes = _dtype_and_sizes(tensor)
-            return torch.empty(sizes, dtype=dtype, device=device)
+            return (*_dtype_and_sizes(tensor), None)
     raise Malformed(
         "expected a type like f32[8, 4]", where="graph.text", program=ast.unparse(annotation) if annotation else ""
     )
 
 
-def _dtype_and_sizes(tensor: ast.Subscript | ast.Name) -> tuple[torch.dtype, list[int]]:
+def _dtype_and_sizes(tensor: ast.Subscript | ast.Name) -> tuple[torch.dtype, list[ast.expr]]:
     if isinstance(tensor, ast.Name):
         return _LONG_DTYPES[tensor.id], []
     dtype = _LONG_DTYPES[dotted(tensor.value)]
-    extents = tensor.slice.elts if isinstance(tensor.slice, ast.Tuple) else [tensor.slice]
-    return dtype, [ast.literal_eval(extent) for extent in extents]
+    return dtype, list(tensor.slice.elts) if isinstance(tensor.slice, ast.Tuple) else [tensor.slice]
 
 
 def _read_call(graph: Graph, name: str, call: ast.Call, nodes: dict[str, Node], fake_mode: FakeTensorMode) -> Node:

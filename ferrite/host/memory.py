@@ -1,10 +1,18 @@
-"""Where each inner buffer of a program lies in one piece of memory: buffers that are not alive at once may share it."""
+"""Where each inner buffer of a program lies in one piece of memory: buffers that are not alive at once may share it.
+
+Where sizes are known, each buffer goes into a gap that it fits in. Where they change, which gap that is
+changes with them; there, buffers share places, each as long as the longest buffer that it ever has, and the lengths are
+polynomials that are worked out in each call.
+"""
 
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
+
+from ferrite.loops.index import ZERO, Index, ceildiv, constant, evaluate, free_atoms, maximum
 
 LINE = 64  # bytes: where a buffer starts, no other one ends
 
@@ -19,9 +27,129 @@ class Life:
     last: int
 
 
+@dataclass(frozen=True)
+class Span:
+    """The same of a buffer whose length in bytes may change from call to call."""
+
+    name: str
+    bytes: Index
+    first: int
+    last: int
+
+
+NOMINAL = 64  # what a size that changes is taken for where lengths are compared
+
+
+def arrange(spans: Iterable[Span]) -> tuple[dict[str, Index], Index]:
+    """An offset for each buffer, and the length of the whole, as `place` does it or, if lengths change, by places."""
+    spans = list(spans)
+    if any(span.bytes.terms for span in spans):
+        return _share_places(spans)
+    offsets, end = place(Life(span.name, span.bytes.constant, span.first, span.last) for span in spans)
+    return {name: constant(offset) for name, offset in offsets.items()}, constant(end)
+
+
+def in_lines(length: Index) -> Index:
+    """Rounded up, so that what comes next starts on a line of its own."""
+    return ceildiv(length, LINE) * LINE
+
+
+@dataclass
+class _Place:
+    length: Index
+    last: int  # the step after which it is free
+    names: list[str]
+
+    @property
+    def nominal(self) -> int:
+        return _nominal(self.length)
+
+
+def _nominal(length: Index) -> int:
+    return evaluate(length, dict.fromkeys(free_atoms(length), NOMINAL))
+
+
+def _share_places(spans: Iterable[Span]) -> tuple[dict[str, Index], Index]:
+    """In order of birth, each into the free place that is nearest to its length, which grows if it has to. A place that
+    is more than twice as long as needed is left for a longer buffer."""
+    places: list[_Place] = []
+    for span in sorted(spans, key=lambda span: span.first):
+        length, wanted = in_lines(span.bytes), _nominal(span.bytes)
+        free = [place for place in places if place.last < span.first and place.nominal <= 2 * wanted]
+        if free:
+            best = min(free, key=lambda place: (abs(place.nominal - wanted), place.names[0]))
+            best.length, best.last = maximum(best.length, length), span.last
+            best.names.append(span.name)
+        else:
+            places.append(_Place(length, span.last, [span.name]))
+    offsets: dict[str, Index] = {}
+    end = ZERO
+    for each in places:
+        offsets |= dict.fromkeys(each.names, end)
+        end = end + each.length
+    return offsets, end
+
+
 def place(lives: Iterable[Life]) -> tuple[dict[str, int], int]:
-    """An offset for each buffer, and the length of the whole: in order of birth, each into the smallest gap that it
-    fits in, or at the end."""
+    """An offset for each buffer, and the length of the whole: in order of birth; if that leaves too many gaps, in other
+    orders too, and the shortest is taken."""
+    lives = list(lives)
+    found, enough = _in_order_of_birth(lives), SLACK * most_alive(lives)
+    for order in ORDERS if len(lives) <= MOST_TO_SORT else ():
+        if found[1] > enough:
+            found = min(found, _one_by_one(sorted(lives, key=order)), key=lambda each: each[1])
+    return found
+
+
+SLACK = 1.02  # how much longer than what is alive at once is good enough
+MOST_TO_SORT = 1000  # placing one by one takes a time that grows with the square
+ORDERS: tuple[Callable[[Life], Any], ...] = (
+    lambda life: (-life.bytes, life.first, life.name),
+    lambda life: (life.first - life.last, -life.bytes, life.name),
+    lambda life: (life.bytes * (life.first - life.last - 1), life.name),
+    lambda life: (-life.last, -life.bytes, life.name),
+)
+
+
+def most_alive(lives: Iterable[Life]) -> int:
+    """The bytes of the buffers that are alive at once where they are most: no plan needs less."""
+    changes: dict[int, int] = {}
+    for life in lives:
+        length = _in_lines(life.bytes)
+        changes[life.first] = changes.get(life.first, 0) + length
+        changes[life.last + 1] = changes.get(life.last + 1, 0) - length
+    alive = most = 0
+    for step in sorted(changes):
+        alive += changes[step]
+        most = max(most, alive)
+    return most
+
+
+def _in_lines(length: int) -> int:
+    return -(-max(length, 1) // LINE) * LINE
+
+
+def _one_by_one(lives: Iterable[Life]) -> tuple[dict[str, int], int]:
+    """Each at the lowest offset where nothing lies that is alive with it."""
+    placed: list[tuple[int, int, int, int]] = []  # offset, end, first, last: by offset
+    offsets: dict[str, int] = {}
+    end = 0
+    for life in lives:
+        length, offset = _in_lines(life.bytes), 0
+        for start, stop, first, last in placed:
+            if first > life.last or last < life.first:
+                continue
+            if start >= offset + length:
+                break
+            offset = max(offset, stop)
+        offsets[life.name] = offset
+        insort(placed, (offset, offset + length, life.first, life.last))
+        end = max(end, offset + length)
+    return offsets, end
+
+
+def _in_order_of_birth(lives: Iterable[Life]) -> tuple[dict[str, int], int]:
+    """Each into the smallest gap that it fits in, or at the end."""
     ordered = sorted(lives, key=lambda life: life.first)
     gaps: list[tuple[int, int]] = []  # offset, length: in order, none touches the next
     dying: list[tuple[int, int, int]] = []  # last step, offset, length: in order
@@ -31,7 +159,7 @@ def place(lives: Iterable[Life]) -> tuple[dict[str, int], int]:
         while dying and dying[0][0] < life.first:
             _, offset, length = dying.pop(0)
             _give_back(gaps, offset, length)
-        length = -(-max(life.bytes, 1) // LINE) * LINE
+        length = _in_lines(life.bytes)
         fitting = [gap for gap in gaps if gap[1] >= length]
         if fitting:
             gap = min(fitting, key=lambda gap: (gap[1], gap[0]))

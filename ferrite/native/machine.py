@@ -2,11 +2,13 @@
 
 A program for it is data, words of 64 bits, so that a graph needs no code of its own for what stands between its
 kernels. It works on a frame, which each call has for itself: slots of one word that hold sizes, addresses and handles
-of tensors, the constants of the program among them. There are three instructions.
+of tensors, the constants of the program among them. These are the instructions.
 
     call   head, address, result, operands ...   result := address(operands); fails if `checked` and it is not 0
     move   head, to, from
-    add    head, to, one, other
+    add    head, to, one, other                  so too: multiply, divide, remainder, least, most
+
+A division is that of Python, rounded down, and fails if the divisor is 0.
 
 An operand names a slot: `2 * slot` stands for what is in it, `2 * slot + 1` for its address. The head of a call says
 how many operands are integers (or addresses) and how many, behind them, floating; a call passes `MOST_INTEGERS` words
@@ -20,7 +22,7 @@ registers and stack places of their own, and the caller clears the stack.
     ferrite_resume(thread)                 takes Python's lock again if the slot says that it was released
     ferrite_python(thread, object, frame)  calls a Python object with the address of the frame; fails if it raises
     ferrite_raise(object, frame)           the same, to find words for a failure, unless it has an exception already
-    ferrite_hold(handle, to, shape, dims, thread, object, frame)
+    ferrite_hold(handle, to, strides, dims, thread, object, frame)
                                            a handle of the tensor if it lies as promised, else as the object does it
     ferrite_threads()                      how many threads kernels may use: one in a forked child
 """
@@ -35,7 +37,7 @@ from typing import Any
 from ferrite.native.build import Library, build, load
 from ferrite.native.target import host
 
-CALL, MOVE, ADD = 1, 2, 3
+CALL, MOVE, ADD, MULTIPLY, DIVIDE, REMAINDER, LEAST, MOST = range(1, 9)
 MOST_INTEGERS, MOST_FLOATS = 24, 4
 IN_REGISTERS = 6  # integers that a call passes without the stack
 
@@ -113,6 +115,7 @@ declare ptr @PyLong_FromLongLong(i64)
 declare ptr @PyObject_CallOneArg(ptr, ptr)
 declare ptr @PyErr_Occurred()
 declare void @Py_DecRef(ptr)
+declare i32 @aoti_torch_get_sizes(ptr, ptr)
 declare i32 @aoti_torch_get_strides(ptr, ptr)
 declare i32 @aoti_torch_new_tensor_handle(ptr, ptr)
 declare i32 @{GET_THREADS}()
@@ -164,10 +167,13 @@ define internal i64 @ferrite_run(ptr %program, ptr %frame) {{
   %floats = alloca double, i64 {MOST_FLOATS}, align 16
   br label %next
 next:
-  %at = phi ptr [ %program, %0 ], [ %behind_move, %move ], [ %behind_add, %add ], [ %behind_call, %called ]
+  %at = phi ptr [ %program, %0 ], [ %behind_move, %move ], [ %behind_pair, %paired ], [ %behind_call, %called ]
   %head = load i64, ptr %at, align 1
   %kind = and i64 %head, 255
-  switch i64 %kind, label %end [ i64 {CALL}, label %call i64 {MOVE}, label %move i64 {ADD}, label %add ]
+  switch i64 %kind, label %end [
+    i64 {CALL}, label %call i64 {MOVE}, label %move i64 {ADD}, label %pair i64 {MULTIPLY}, label %pair
+    i64 {DIVIDE}, label %pair i64 {REMAINDER}, label %pair i64 {LEAST}, label %pair i64 {MOST}, label %pair
+  ]
 end:
   ret i64 0
 move:
@@ -179,18 +185,56 @@ move:
   store i64 %moved, ptr %to_slot, align 8
   %behind_move = getelementptr i64, ptr %at, i64 3
   br label %next
-add:
-  {_word("sum", 1)}
+pair:
+  {_word("target", 1)}
   {_word("one", 2)}
   {_word("other", 3)}
   {_slot("one")}
   {_slot("other")}
   %left = load i64, ptr %one_slot, align 8
   %right = load i64, ptr %other_slot, align 8
-  %total = add i64 %left, %right
-  {_slot("sum")}
-  store i64 %total, ptr %sum_slot, align 8
-  %behind_add = getelementptr i64, ptr %at, i64 4
+  switch i64 %kind, label %add [
+    i64 {MULTIPLY}, label %multiply i64 {DIVIDE}, label %divide i64 {REMAINDER}, label %divide
+    i64 {LEAST}, label %least i64 {MOST}, label %most
+  ]
+add:
+  %sum = add i64 %left, %right
+  br label %paired
+multiply:
+  %product = mul i64 %left, %right
+  br label %paired
+least:
+  %is_less = icmp slt i64 %left, %right
+  %smaller = select i1 %is_less, i64 %left, i64 %right
+  br label %paired
+most:
+  %is_more = icmp sgt i64 %left, %right
+  %larger = select i1 %is_more, i64 %left, i64 %right
+  br label %paired
+divide:
+  %by_nothing = icmp eq i64 %right, 0
+  br i1 %by_nothing, label %failed, label %divided
+divided:
+  %quotient = sdiv i64 %left, %right
+  %back = mul i64 %quotient, %right
+  %rest = sub i64 %left, %back
+  %has_rest = icmp ne i64 %rest, 0
+  %signs = xor i64 %rest, %right
+  %differ = icmp slt i64 %signs, 0
+  %is_down = and i1 %has_rest, %differ
+  %one_less = sext i1 %is_down to i64
+  %floor = add i64 %quotient, %one_less
+  %correction = select i1 %is_down, i64 %right, i64 0
+  %remainder = add i64 %rest, %correction
+  %wants_quotient = icmp eq i64 %kind, {DIVIDE}
+  %division = select i1 %wants_quotient, i64 %floor, i64 %remainder
+  br label %paired
+paired:
+  %made = phi i64 [ %sum, %add ], [ %product, %multiply ], [ %smaller, %least ], [ %larger, %most ],
+                  [ %division, %divided ]
+  {_slot("target")}
+  store i64 %made, ptr %target_slot, align 8
+  %behind_pair = getelementptr i64, ptr %at, i64 4
   br label %next
 call:
   {_word("address", 1)}
@@ -374,13 +418,16 @@ find:
 end:
   ret i64 0
 }
-define i32 @ferrite_hold(ptr %handle, ptr %to, ptr %shape, i64 %dims, ptr %slot, ptr %object, ptr %frame) {
+define i32 @ferrite_hold(ptr %handle, ptr %to, ptr %expected, i64 %dims, ptr %slot, ptr %object, ptr %frame) {
   %found = alloca ptr, align 8
   %status = call i32 @aoti_torch_get_strides(ptr %handle, ptr %found)
-  %failed = icmp ne i32 %status, 0
+  %strides = load ptr, ptr %found, align 8
+  %other_status = call i32 @aoti_torch_get_sizes(ptr %handle, ptr %found)
+  %sizes = load ptr, ptr %found, align 8
+  %either = or i32 %status, %other_status
+  %failed = icmp ne i32 %either, 0
   br i1 %failed, label %bad, label %start
 start:
-  %strides = load ptr, ptr %found, align 8
   br label %next
 next:
   %n = phi i64 [ 0, %start ], [ %n_next, %fits ]
@@ -389,10 +436,9 @@ next:
 look:
   %stride_at = getelementptr i64, ptr %strides, i64 %n
   %stride = load i64, ptr %stride_at, align 8
-  %promised_place = add i64 %n, %dims
-  %promised_at = getelementptr i64, ptr %shape, i64 %promised_place
+  %promised_at = getelementptr i64, ptr %expected, i64 %n
   %promised = load i64, ptr %promised_at, align 8
-  %size_at = getelementptr i64, ptr %shape, i64 %n
+  %size_at = getelementptr i64, ptr %sizes, i64 %n
   %size = load i64, ptr %size_at, align 8
   %is_kept = icmp eq i64 %stride, %promised
   %is_one = icmp ule i64 %size, 1

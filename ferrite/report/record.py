@@ -54,6 +54,7 @@ class GraphRecord:
     texts: dict[str, str] = field(default_factory=dict)
     nodes: int = 0
     lowered: int = 0  # calls that became loops, or arithmetic of the host
+    peak_memory: int | None = None  # bytes that a call needs at most beside its arguments, if memory was planned
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:

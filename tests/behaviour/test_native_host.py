@@ -258,8 +258,125 @@ def test_nothing_grows_with_calls() -> None:
     assert refusals() == []
 
 
-def test_sizes_that_change_run_in_python_and_the_record_says_so() -> None:
-    compare(lambda x: x.softmax(-1) * 2, X, dynamic=True)
+class Block(torch.nn.Module):
+    """A layer of a transformer: products, attention, norms, and views in between."""
+
+    def __init__(self, width: int = 16, heads: int = 2) -> None:
+        super().__init__()
+        self.heads = heads
+        self.first, self.second = torch.nn.LayerNorm(width), torch.nn.LayerNorm(width)
+        self.mix, self.out = torch.nn.Linear(width, 3 * width), torch.nn.Linear(width, width)
+        self.wide = torch.nn.Sequential(
+            torch.nn.Linear(width, 2 * width), torch.nn.GELU(), torch.nn.Linear(2 * width, width)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        parts = self.mix(self.first(x)).view(batch, length, 3, self.heads, width // self.heads)
+        query, key, value = parts.permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).reshape(batch, length, width))
+        return x + self.wide(self.second(x))
+
+
+def sliced(x: Tensor) -> tuple[Tensor, ...]:
+    y = x.sin() + 1
+    return y[1:-1] * 2, y[:, ::2].sum(0), y[-2:].t(), y.narrow(0, 1, 2)
+
+
+def cut_and_joined(x: Tensor) -> tuple[Tensor, ...]:
+    y = (x @ x.t()).relu()
+    pairs = torch.cat([y, y + 1]).view(2, x.shape[0], x.shape[0])
+    wide = x.unsqueeze(1).expand(-1, 3, -1).reshape(-1, x.shape[1])
+    return pairs.transpose(0, 1).reshape(x.shape[0], -1).exp(), wide + 1, pairs.permute(2, 0, 1)[1:]
+
+
+def sizes_computed(x: Tensor) -> tuple[Any, ...]:
+    half, most = x.shape[0] // 2, max(x.shape[0], x.shape[1])
+    padded = F.pad(x, (1, half)) * 2
+    return padded, torch.ones(most, half) + x.sum(), half, most % 3, x.shape[0] * x.shape[1] - 1
+
+
+def eager_in_between(x: Tensor) -> tuple[Tensor, ...]:
+    values, order = (x * 2).sort(dim=0)
+    first, second = (values + 1).split([1, x.shape[0] - 1])
+    return torch.cumsum(first.exp() + second, 0) @ x.t(), order + 1, (values @ x.t()).relu()
+
+
+def written(x: Tensor) -> Tensor:
+    x.mul_(2)
+    x[1:] += x[:-1].cos()
+    return x.softmax(-1) @ x.t()
+
+
+CHANGING = (sliced, cut_and_joined, sizes_computed, eager_in_between, written)
+
+
+@pytest.mark.parametrize("function", CHANGING, ids=lambda function: function.__name__)
+def test_sizes_that_change_are_bit_for_bit_as_python(function: Callable[..., Any]) -> None:
+    outcomes: dict[str, list[Any]] = {}
+    for host in ("python", "native"):
+        torch._dynamo.reset()
+        compiled = torch.compile(function, backend="ferrite", dynamic=True, options={**STRICT, "host": host})
+        outcomes[host] = []
+        for rows, columns in ((6, 8), (3, 5), (40, 9), (7, 30), (6, 8), (129, 64)):
+            x = torch.arange(rows * columns).view(rows, columns).remainder(17) / 4 - 2
+            outcomes[host].append((compiled(x), x))
+        assert refusals() == []
+    python, native = pytree.tree_leaves(outcomes["python"]), pytree.tree_leaves(outcomes["native"])
+    for one, other in zip(python, native, strict=True):
+        assert type(one) is type(other)
+        if isinstance(one, Tensor):
+            assert torch.equal(one, other)
+            assert (one.stride(), one.storage_offset()) == (other.stride(), other.storage_offset())
+        else:
+            assert one == other
+
+
+def test_a_transformer_whose_batch_and_length_change() -> None:
+    """Forward and backward, bit for bit as Python does it, in one compile for all sizes."""
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(Block(), Block())
+    outcomes: dict[str, list[Tensor]] = {}
+    for host in ("python", "native"):
+        torch._dynamo.reset()
+        compiled = torch.compile(module, backend="ferrite", options={**STRICT, "host": host})
+        outcomes[host] = []
+        for batch, length in ((3, 5), (2, 9), (7, 33), (4, 2)):
+            module.zero_grad()
+            x = torch.linspace(-2, 2, batch * length * 16).view(batch, length, 16)
+            torch._dynamo.mark_dynamic(x, 0)
+            torch._dynamo.mark_dynamic(x, 1)
+            result = compiled(x)
+            result.square().mean().backward()
+            outcomes[host] += [
+                result.detach(),
+                *(each.grad.clone() for each in module.parameters() if each.grad is not None),
+            ]
+            torch.testing.assert_close(result, module(x))
+        assert refusals() == []
+    for one, other in zip(*outcomes.values(), strict=True):
+        assert torch.equal(one, other)
+        assert one.stride() == other.stride()
+
+
+def test_a_bad_index_where_sizes_change() -> None:
+    def function(x: Tensor, n: Tensor) -> Tensor:
+        return (x.sin()[n] * 2).softmax(-1) @ x.t()
+
+    compiled = torch.compile(function, backend="ferrite", dynamic=True, options=STRICT)
+    for _ in range(2):
+        torch.testing.assert_close(compiled(X, IDS), function(X, IDS))
+        with pytest.raises(IndexError) as expected:
+            function(X, IDS + 3)
+        with pytest.raises(IndexError) as found:
+            compiled(X, IDS + 3)
+        assert str(found.value) == str(expected.value)
+    assert refusals() == []
+
+
+def test_values_that_are_no_sizes_run_in_python_and_the_record_says_so() -> None:
+    compare(lambda x: x.softmax(-1) * (x.shape[0] / 3), X, dynamic=True)
     assert refusals()
 
 
