@@ -326,38 +326,37 @@ def watching(lookup: Lookup, made: Mapping[str, CompiledGraph], record: Record) 
     signatures = {tell: inspect.signature(tell) for tell in (inference, autograd)}
     overlaps = _number_of_overlap_guards()
 
-    def keep(told: Mapping[str, Any], guards: str, phases: tuple[str, ...]) -> None:
-        if _number_of_overlap_guards() != overlaps:
-            lookup.reason += "; not stored: inputs must not overlap otherwise than now"
-        elif not all(phase in made for phase in phases):
-            lookup.reason += "; not stored: a graph runs as captured"
-        else:
-            try:
-                _keep(lookup, told, guards, {phase: made[phase] for phase in phases}, record)
-            except Exception as error:  # the graph is compiled and works: nobody shall see that it is not stored
-                if lookup.store is not None and lookup.store.strict:
-                    raise
-                lookup.reason += f"; not stored: {type(error).__name__}: {error}"
-                log.warning("Ferrite's cache: a graph is not stored: %s: %s", type(error).__name__, error)
+    def told(tell: Any, args: Any, kwargs: Any) -> dict[str, Any] | None:
+        """What AOTAutograd says, with the guards of its trace; None if it cannot be stored."""
+        with _nobody_sees(lookup):
+            if _number_of_overlap_guards() != overlaps:
+                raise Unsupported("inputs must not overlap otherwise than now")
+            said = signatures[tell].bind(*args, **kwargs).arguments
+            return {name: said.get(name) for name in _TOLD} | {"guards": _guards_of(lookup.sizes)}
+        return None
 
     def after_inference(*args: Any, **kwargs: Any) -> Any:
         result = inference(*args, **kwargs)
-        told = signatures[inference].bind(*args, **kwargs).arguments
-        keep(told, _guards_of(lookup.sizes), ("inference",))
+        said = told(inference, args, kwargs)
+        if said is not None:
+            with _nobody_sees(lookup):
+                _keep(lookup, said, made, ("inference",), record)
         return result
 
     def after_autograd(*args: Any, **kwargs: Any) -> Any:
         result = autograd(*args, **kwargs)
-        told = dict(signatures[autograd].bind(*args, **kwargs).arguments)
-        guards = _guards_of(lookup.sizes)
-
-        def keep_all(*_: Any) -> None:
-            keep(told, guards, ("forward", "backward"))
-
-        if told["compiled_bw_func"] is not None:
-            keep_all()
+        said = told(autograd, args, kwargs)
+        if said is None:
             return result
-        return keep_all, result[1]
+
+        def keep(*_: Any) -> None:
+            with _nobody_sees(lookup):
+                _keep(lookup, said, made, ("forward", "backward"), record)
+
+        if "backward" not in made:
+            return keep, result[1]
+        keep()
+        return result
 
     with (
         mock.patch.object(graph_compile, "_cache_inference_info", after_inference),
@@ -366,38 +365,50 @@ def watching(lookup: Lookup, made: Mapping[str, CompiledGraph], record: Record) 
         yield
 
 
-def _keep(
-    lookup: Lookup,
-    told: Mapping[str, Any],
-    guards: str,
-    graphs: Mapping[str, CompiledGraph],
-    record: Record,
-) -> None:
-    """Writes an entry, if everything in it can leave the process."""
-    assert lookup.fields is not None
+_TOLD = ("fw_metadata", "wrappers", "maybe_subclass_meta", "num_fw_outs_saved_for_bw", "_indices_of_inps_to_detach",
+         "num_symints_saved_for_bw")  # fmt: skip
+
+
+@contextmanager
+def _nobody_sees(lookup: Lookup) -> Iterator[None]:
+    """The graph is compiled and works: that it is not stored is no error, but under `strict`."""
     try:
-        if told["maybe_subclass_meta"] is not None:
-            raise Unsupported("subclasses of Tensor")
-        if any(wrapper.needs_post_compile for wrapper in told["wrappers"]):
-            raise Unsupported("inputs that are the same tensor, or that share memory")
-        _check_guards(guards or "True")
-        entry = Entry(
-            lookup.fields,
-            guards,
-            Wrapping(
-                autograd_facts.pack(told["fw_metadata"]),
-                told.get("num_fw_outs_saved_for_bw"),
-                tuple(told.get("_indices_of_inps_to_detach", ())),
-                told.get("num_symints_saved_for_bw"),
-            ),
-            {phase: graph.parcel() for phase, graph in graphs.items()},
-            {},
-            msgspec.msgpack.encode([graph for graph in record.graphs if graph.phase != "cache"]),
-        )
-    except (Unsupported, ValueError) as error:
+        yield
+    except Exception as error:
+        if not isinstance(error, Unsupported):
+            if lookup.store is not None and lookup.store.strict:
+                raise
+            log.warning("Ferrite's cache: a graph is not stored: %s: %s", type(error).__name__, error)
         lookup.reason += f"; not stored: {error.title if isinstance(error, Unsupported) else error}"
         counters["ferrite"]["graph_cache_unstored"] += 1
-        return
+
+
+def _keep(
+    lookup: Lookup, told: Mapping[str, Any], made: Mapping[str, CompiledGraph], phases: tuple[str, ...], record: Record
+) -> None:
+    """Writes an entry. Raises `Unsupported` if a part of it cannot leave the process."""
+    assert lookup.fields is not None
+    if told["maybe_subclass_meta"] is not None:
+        raise Unsupported("subclasses of Tensor")
+    if any(wrapper.needs_post_compile for wrapper in told["wrappers"]):
+        raise Unsupported("inputs that are the same tensor, or that share memory")
+    if not all(phase in made for phase in phases):
+        raise Unsupported("a graph runs as captured")
+    guards = told["guards"]
+    _check_guards(guards or "True")
+    entry = Entry(
+        lookup.fields,
+        guards,
+        Wrapping(
+            autograd_facts.pack(told["fw_metadata"]),
+            told["num_fw_outs_saved_for_bw"],
+            tuple(told["_indices_of_inps_to_detach"] or ()),
+            told["num_symints_saved_for_bw"],
+        ),
+        {phase: made[phase].parcel() for phase in phases},
+        {},
+        msgspec.msgpack.encode([graph for graph in record.graphs if graph.phase != "cache"]),
+    )
     if lookup.store is None:
         lookup.entry = entry
         return

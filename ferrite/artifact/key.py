@@ -136,7 +136,9 @@ def _input_lines(graph: Graph) -> Iterator[str]:
     storages: dict[int, int] = {}  # who shares memory with whom
     symbols: dict[str, str] = {}
     for position, node in enumerate(graph.find_nodes(op="placeholder")):
-        value = node.meta.get("example_value", node.meta.get("val"))
+        if "example_value" not in node.meta:
+            raise Unsupported("the graph does not come from Dynamo, whose guards watch over inputs")
+        value = node.meta["example_value"]
         if isinstance(value, torch.Tensor):
             _refuse_tensor(node, value)
             storage = value.untyped_storage()._cdata
@@ -149,6 +151,7 @@ def _input_lines(graph: Graph) -> Iterator[str]:
                 f"static {kind}" if (kind := getattr(value, "_dynamo_static_input_type", None)) else "",
                 "conj" if value.is_conj() else "",
                 "neg" if value.is_neg() else "",
+                "of inference mode" if value.is_inference() else "",
             ]
             yield " ".join((f"{position}: {show_type(value)} {value.device}", *filter(None, marks)))
             extents: Sequence[Any] = (*value.shape, *value.stride(), value.storage_offset())
