@@ -21,7 +21,6 @@ from __future__ import annotations
 import ast
 import inspect
 import logging
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -46,7 +45,8 @@ from ferrite.artifact import autograd_facts
 from ferrite.artifact.compiled import CompiledGraph
 from ferrite.artifact.entry import Entry, Wrapping, decode, encode
 from ferrite.artifact.key import Fields, digest, fields_of
-from ferrite.artifact.store import GRAPHS, OBJECTS, Store
+from ferrite.artifact.outline import outline_of
+from ferrite.artifact.store import GRAPHS, OBJECTS, Store, default_folder
 from ferrite.errors import Unsupported
 from ferrite.options import Options
 from ferrite.report.record import GraphRecord, Record
@@ -97,7 +97,7 @@ def store_of(options: Options) -> Store | None:
     """The folder that the options name; None if there is to be no cache."""
     if options.cache == "off" or torch.compiler.config.force_disable_caches:
         return None
-    return _opened(options.cache, options.cache_dir or _default_folder(), options.cache_megabytes)
+    return _opened(options.cache, options.cache_dir or default_folder(), options.cache_megabytes)
 
 
 @lru_cache(maxsize=8)
@@ -105,17 +105,8 @@ def _opened(mode: str, folder: str, megabytes: int | None) -> Store:
     limit = None if megabytes is None else megabytes << 20
     store = Store(Path(folder), writable=mode != "read-only", strict=mode == "strict", limit=limit)
     if not folder:
-        store.trouble = "this user has no home"
-        log.warning("Ferrite's cache is off: %s", store.trouble)
+        store.give_up("this user has no home")
     return store
-
-
-def _default_folder() -> str:
-    given = os.environ.get("XDG_CACHE_HOME", "")
-    if os.path.isabs(given):
-        return os.path.join(given, "ferrite")
-    home = os.path.expanduser("~")
-    return os.path.join(home, ".cache", "ferrite") if os.path.isabs(home) else ""
 
 
 # ---- looking up
@@ -144,14 +135,19 @@ def _look_up(module: GraphModule, options: Options) -> Lookup:
         data = store.read(GRAPHS, name)
         if data is None:
             break
+        told = store.discarded
         try:
             entry = decode(data, lambda sought: store.read(OBJECTS, sought))
             if entry.fields != wanted:
                 raise ValueError("it was made for something else")
             if _guards_hold(sizes, entry.guards):
+                store.note_hit(name)
                 return Lookup("hit", f"found as {name[:12]}", key, wanted, entry, store, name)
-        except (ValueError, LookupError) as error:
-            store.discard(GRAPHS, name, str(error))
+        except Exception as error:  # whatever an entry makes us do: it is not used
+            if store.discarded == told:
+                store.discard(GRAPHS, name, str(error) or type(error).__name__)
+            else:  # a damaged object, which has been told of
+                store.remove(GRAPHS, name)
             break
         miss.reason = "the sizes are others than those of the entries under this key"
     if store.trouble:
@@ -236,7 +232,7 @@ def _check_guards(text: str) -> None:
                 known = isinstance(node.func, ast.Name) and node.func.id in SYMPY_INTERP and not node.keywords
             case ast.Constant():
                 known = isinstance(node.value, (bool, int, float, str))
-            case ast.Pow():
+            case ast.Pow() | ast.LShift():  # numbers without end
                 known = False
         if not known:
             raise ValueError(f"its guards hold a {type(node).__name__}")
@@ -405,9 +401,9 @@ def _free_name(store: Store, key: str, guards: str) -> str:
         if data is None:
             break
         try:
-            if msgspec.msgpack.decode(data, type=Entry).guards == guards:
+            if outline_of(data).guards == guards:
                 break
-        except msgspec.MsgspecError:
+        except ValueError:
             break
     return name
 

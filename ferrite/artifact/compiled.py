@@ -23,6 +23,7 @@ from ferrite.artifact.kernels import Code, Kernels, Source, StoredProgram, kerne
 from ferrite.errors import Unsupported
 from ferrite.graph.names import resolve
 from ferrite.host import packed
+from ferrite.host.check import check_program
 from ferrite.host.nodes import HostProgram
 from ferrite.host.python import PythonCode, emit, load
 from ferrite.host.text import show_program
@@ -127,9 +128,14 @@ class CompiledGraph:
 
     @staticmethod
     def unpack(parcel: Parcel) -> CompiledGraph:
+        """Raises `ValueError` or `Malformed` for whatever `parcel` did not make."""
         constants = {name: load_tensor(stored) for name, stored in parcel.constants.items()}
         stored = tuple(StoredProgram(name, text) for name, text in parcel.kernels.items())
-        return CompiledGraph(packed.unpack(parcel.program), constants, parcel.facts, stored, parcel.code)
+        program = packed.unpack(parcel.program)
+        check_program(program, _taken(parcel))
+        if {constant.name for constant in program.constants} != constants.keys():
+            raise ValueError("the constants are not those of the program")
+        return CompiledGraph(program, constants, parcel.facts, stored, parcel.code)
 
     def to_bytes(self) -> bytes:
         return msgspec.msgpack.encode(self.parcel())
@@ -140,6 +146,16 @@ class CompiledGraph:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return CompiledGraph.from_bytes, (self.to_bytes(),)
+
+
+def _taken(parcel: Parcel) -> dict[str, tuple[int, int] | None]:
+    """What each kernel takes, as its code says. Raises `ValueError` if that cannot be."""
+    known: dict[str, tuple[int, int] | None] = dict.fromkeys(parcel.kernels)
+    for name, facts in (parcel.code.kernels if parcel.code else {}).items():
+        if name not in known or not facts.fits():
+            raise ValueError(f"the code of {name} is not that of a kernel here")
+        known[name] = facts.parameters, facts.sizes
+    return known
 
 
 def _callable(path: str) -> Any:
