@@ -321,6 +321,8 @@ def watching(lookup: Lookup, made: Mapping[str, CompiledGraph], record: Record) 
     def keep(told: Mapping[str, Any], guards: str, phases: tuple[str, ...]) -> None:
         if _number_of_overlap_guards() != overlaps:
             lookup.reason += "; not stored: inputs must not overlap otherwise than now"
+        elif any(run.changed is None and run.note.startswith("failed") for run in record.passes):
+            lookup.reason += "; not stored: a pass failed"  # which is an error under `strict`
         elif not all(phase in made for phase in phases):
             lookup.reason += "; not stored: a graph runs as captured"
         else:

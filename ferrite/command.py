@@ -72,29 +72,20 @@ def _list(asked: argparse.Namespace, console: Console) -> int:
     if not stored:
         _say(console, f"{folder}: nothing is stored")
         return 0
-    table = Table(title=f"{folder}", title_justify="left", caption_justify="left")
+    table = Table(title=f"{folder}", title_justify="left", caption_justify="left", expand=True)
     table.caption = f"{len(stored)} entries, with machine code {_bytes(sum(entry.size for entry in stored))}"
     for heading in ("key", "used", "hits", "size", "kernels", "graphs"):
-        left = heading in ("key", "graphs")
-        width = max(len(cells[heading]) for cells in ({heading: heading}, *map(_cells, stored)))
-        table.add_column(heading, justify="left" if left else "right", no_wrap=True, min_width=width)
-    table.add_column("from", no_wrap=True, overflow="ellipsis")
+        table.add_column(heading, justify="left" if heading in ("key", "graphs") else "right", no_wrap=True)
+    table.add_column("from", no_wrap=True, overflow="ellipsis", ratio=1)  # what the others leave
     for entry in stored:
-        table.add_row(*map(Text, _cells(entry).values()))
+        table.add_row(*map(Text, _cells(entry)))
     console.print(table)
     return 0
 
 
-def _cells(entry: cache.Entry) -> dict[str, str]:
-    return {
-        "key": entry.name[:12],
-        "used": _ago(entry.used),
-        "hits": str(entry.hits),
-        "size": _bytes(entry.size),
-        "kernels": str(entry.kernels),
-        "graphs": ", ".join(entry.phases),
-        "from": entry.hint,
-    }
+def _cells(entry: cache.Entry) -> tuple[str, ...]:
+    size, graphs = _bytes(entry.size), ", ".join(entry.phases)
+    return entry.name[:12], _ago(entry.used), str(entry.hits), size, str(entry.kernels), graphs, entry.hint
 
 
 def _show(asked: argparse.Namespace, console: Console) -> int:
