@@ -174,7 +174,8 @@ def explain(folder: Folder = None) -> str:
 
 
 def difference(wanted: Mapping[str, str], found: Mapping[str, str]) -> list[str]:
-    """What differs between two keys: each field with the first line that is another one."""
+    """What differs between two keys: each field with the first line that is another one, apart from remarks in it if
+    there is such a line."""
     told = []
     for name in sorted({*wanted, *found}):
         here, there = wanted.get(name, "").splitlines(), found.get(name, "").splitlines()
@@ -182,7 +183,7 @@ def difference(wanted: Mapping[str, str], found: Mapping[str, str]) -> list[str]
         here, there = here + [""] * (length - len(here)), there + [""] * (length - len(there))
         pairs = [(now.strip(), then.strip()) for now, then in zip(here, there, strict=True) if now != then]
         if pairs:
-            now, then = pairs[0]
+            now, then = min(pairs, key=lambda pair: pair[0].partition("  # ")[0] == pair[1].partition("  # ")[0])
             rest = f" (and {len(pairs) - 1} lines more)" if len(pairs) > 1 else ""
             told.append(f"{name}: now {now or 'nothing'}; it was made for {then or 'nothing'}{rest}")
     return told

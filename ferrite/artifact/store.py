@@ -75,6 +75,7 @@ class Store:
     limit: int | None = None
     trouble: str = ""  # why nothing is found, once that is so
     discarded: int = field(default=0, repr=False)  # how many files were not used although they are there
+    _told: set[tuple[str, str]] = field(default_factory=set, repr=False)  # files that were warned of
     _opened: dict[str, int] = field(default_factory=dict, repr=False)  # kind -> descriptor of its folder
     _written: int | None = field(default=None, repr=False)  # since the limit was last looked at; None: it never was
 
@@ -154,8 +155,11 @@ class Store:
         """Removes what cannot be used, and says so."""
         self.discarded += 1
         if not self.writable:
-            log.warning("Ferrite's cache: %s %s is not used: %s", kind, name, why)
+            if (kind, name) not in self._told:
+                log.warning("Ferrite's cache: %s %s is not used: %s", kind, name, why)
+            self._told.add((kind, name))
             return
+        self._told.add((kind, name))
         try:
             self._unlink(kind, name)
         except OSError as error:
