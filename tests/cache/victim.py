@@ -111,9 +111,9 @@ class Victim:
         return "; ".join(text for is_so, text in troubles if is_so)
 
 
-def _content(path: Path) -> bytes | None:
-    """None for whatever is no plain file."""
-    return path.read_bytes() if path.is_file() and not path.is_symlink() else None
+def _content(path: Path) -> tuple[int, bytes] | None:
+    """With who may do what; None for whatever is no plain file."""
+    return (path.stat().st_mode, path.read_bytes()) if path.is_file() and not path.is_symlink() else None
 
 
 # ---- ways to damage a file
