@@ -134,7 +134,7 @@ def _look_up(module: GraphModule, options: Options) -> Lookup:
     for name in _names(key):
         data = store.read(GRAPHS, name)
         if data is None:
-            break
+            continue  # one that was used less often than those behind it may have gone
         told = store.discarded
         try:
             entry = decode(data, lambda sought: store.read(OBJECTS, sought))
@@ -148,7 +148,7 @@ def _look_up(module: GraphModule, options: Options) -> Lookup:
                 store.discard(GRAPHS, name, str(error) or type(error).__name__)
             else:  # a damaged object, which has been told of
                 store.remove(GRAPHS, name)
-            break
+            continue
         miss.reason = "the sizes are others than those of the entries under this key"
     if store.trouble:
         return Lookup("bypass", store.trouble)
@@ -249,7 +249,7 @@ def wrapped(lookup: Lookup, record: Record) -> Callable[..., Any] | None:
         return None
     records = msgspec.msgpack.decode(entry.records, type=list[GraphRecord])
     graphs = {phase: CompiledGraph.unpack(parcel) for phase, parcel in entry.graphs.items()}
-    facts = autograd_facts.unpack(entry.wrapping.facts)
+    facts = autograd_facts.unpack_whole(entry.wrapping.facts)
     backward = graphs.get("backward")
     result = _result_type()(
         compiled_fw=None,

@@ -29,7 +29,7 @@ from ferrite.host.python import PythonCode, emit, load
 from ferrite.host.text import show_program
 
 
-class Facts(msgspec.Struct, frozen=True):
+class Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What is known of a compiled graph beside its program."""
 
     graph_id: int
@@ -39,8 +39,8 @@ class Facts(msgspec.Struct, frozen=True):
     device_types: tuple[str, ...]
     changes: dict[str, int]  # pass -> number of changes
     seconds: float
-    executor: str = "oracle"  # what runs kernels
-    host: str = "python"  # what runs the program around them: "native" where every step has a door, "python"
+    executor: str  # what runs kernels
+    host: str  # what runs the program around them: "native" where every step has a door, "python"
 
 
 class Parcel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from ferrite.errors import Malformed
-from ferrite.host.nodes import Call, Constant, Free, HostProgram, Input, Launch, Origin, Return
-from ferrite.syntax import Named, Ref, refs
+from ferrite.host.nodes import Call, Constant, Free, HostProgram, Input, Launch, Return
+from ferrite.syntax import Named, Ref
 
 _PATH = re.compile(r"[A-Za-z_]\w*(\.\w+)+|torch\.device\('[a-z]+(:\d+)?'\)")
+_ALLOCATE = "aten.empty_strided.default"
 
 # How many buffers and sizes a kernel takes; None where nobody knows.
 Taken = Mapping[str, tuple[int, int] | None]
@@ -24,83 +26,98 @@ Taken = Mapping[str, tuple[int, int] | None]
 
 def check_program(program: HostProgram, kernels: Taken) -> None:
     """Raises `Malformed` with what does not hold."""
+    try:
+        _check_whole(program, kernels)
+    except (TypeError, AttributeError) as error:  # something stands where it cannot
+        raise _refusal(program, str(error)) from error
+
+
+def _check_whole(program: HostProgram, kernels: Taken) -> None:
+    outer: set[str] = set()
     for constant in program.constants:
-        _expect(isinstance(constant, Constant) and _is_name(constant.name), "a constant without a name", program)
-        _expect(isinstance(constant.type, str), f"the type of {constant.name} is no text", program)
-    outer = {constant.name for constant in program.constants}
+        if not isinstance(constant, Constant) or not _is_name(constant.name) or not isinstance(constant.type, str):
+            raise _refusal(program, "a constant is not one")
+        outer.add(constant.name)
     for function in program.functions:
-        _expect(not function.functions and not function.constants, "a function within a function", program)
+        if function.functions or function.constants:
+            raise _refusal(program, "a function within a function")
         _check_steps(function, kernels, outer)
         outer.add(function.name)
     _check_steps(program, kernels, outer)
-    _expect(isinstance(_last(program).value, tuple), "the result is no tuple", program)
+    if not isinstance(_last(program).value, tuple):
+        raise _refusal(program, "the result is no tuple")
 
 
-def _check_steps(program: HostProgram, kernels: Taken, outer: Iterable[str]) -> None:
-    _expect(_is_name(program.name), "a program without a name", program)
-    alive = {*outer}
-    known = {*outer}
+def _check_steps(program: HostProgram, kernels: Taken, outer: set[str]) -> None:
+    if not _is_name(program.name):
+        raise _refusal(program, "a program without a name")
+    alive, known = {*outer}, {*outer}
     for entry in program.inputs:
-        fits = isinstance(entry, Input) and _is_name(entry.name) and isinstance(entry.type, str)
-        _expect(fits and type(entry.static) is bool and type(entry.donated) is bool, "an input is not one", program)
-        _expect(entry.name not in known, f"{entry.name} is there twice", program)
+        if not isinstance(entry, Input) or not _is_name(entry.name) or not isinstance(entry.type, str):
+            raise _refusal(program, "an input is not one")
+        if type(entry.static) is not bool or type(entry.donated) is not bool or entry.name in known:
+            raise _refusal(program, f"the input {entry.name}")
         known.add(entry.name)
         alive.add(entry.name)
     last = _last(program)
     for step in program.steps:
         match step:
             case Call():
-                _expect(_is_path(step.target), f"{step.target!r} cannot be called", program)
-                _expect(all(map(_is_name, step.kwargs)), f"keywords of {step.target}", program)
-                _expect(_is_line(step.source), f"the source of {step.target}", program)
-                _check_values((step.args, step.kwargs), alive, program)
-                _expect(_is_name(step.result) and step.result not in known, f"{step.result!r} is made twice", program)
+                if not _is_path(step.target) or not _is_line(step.source) or not all(map(_is_name, step.kwargs)):
+                    raise _refusal(program, f"a call of {step.target!r}")
+                if not _is_name(step.result) or step.result in known:
+                    raise _refusal(program, f"{step.result!r} is made twice")
+                _check_values([*step.args, *step.kwargs.values()], alive, program)
+                if step.target == _ALLOCATE and not _is_extent(*step.args):
+                    raise _refusal(program, f"the sizes of {step.result}")
                 known.add(step.result)
                 alive.add(step.result)
             case Launch():
                 _check_launch(step, kernels, alive, program)
             case Free():
-                _expect(len(set(step.names)) == len(step.names), "a value is freed twice", program)
-                _expect(alive.issuperset(step.names), f"one of {step.names} is not there", program)
+                if len(set(step.names)) != len(step.names) or not alive.issuperset(step.names):
+                    raise _refusal(program, f"one of {step.names} is not there")
                 alive.difference_update(step.names)
             case Return():
-                _expect(step is last, "a return before the end", program)
-                _check_values(step.value, alive, program)
+                if step is not last:
+                    raise _refusal(program, "a return before the end")
+                _check_values([step.value], alive, program)
 
 
 def _check_launch(launch: Launch, kernels: Taken, alive: set[str], program: HostProgram) -> None:
-    known = isinstance(launch.kernel, str) and _is_name(launch.kernel) and launch.kernel in kernels
-    _expect(known, f"there is no kernel {launch.kernel!r}", program)
-    _expect(alive.issuperset(launch.buffers), f"{launch.kernel} is given what is not there", program)
-    _expect(_is_line(launch.source), f"the source of {launch.kernel}", program)
+    if not _is_name(launch.kernel) or launch.kernel not in kernels or not _is_line(launch.source):
+        raise _refusal(program, f"there is no kernel {launch.kernel!r}")
+    if not alive.issuperset(launch.buffers):
+        raise _refusal(program, f"{launch.kernel} is given what is not there")
     for origin in launch.origins:
-        texts = (origin.op, origin.line, origin.message) if isinstance(origin, Origin) else (None,)
-        _expect(all(isinstance(text, str) for text in texts), f"the origins of {launch.kernel}", program)
-    _check_values(launch.sizes, alive, program)
-    taken = kernels[launch.kernel]
-    if taken is not None:
-        given = (len(launch.buffers), len(launch.sizes))
-        _expect(given == taken, f"{launch.kernel} takes {taken} buffers and sizes, given {given}", program)
+        if not all(isinstance(text, str) for text in (origin.op, origin.line, origin.message)):
+            raise _refusal(program, f"the origins of {launch.kernel}")
+    _check_values(list(launch.sizes), alive, program)
+    taken, given = kernels[launch.kernel], (len(launch.buffers), len(launch.sizes))
+    if taken is not None and given != taken:
+        raise _refusal(program, f"{launch.kernel} takes {taken} buffers and sizes, given {given}")
 
 
-def _check_values(value: Any, alive: set[str], program: HostProgram) -> None:
-    missing = [name for name in refs(value) if name not in alive]
-    _expect(not missing, f"{missing} is read and not there", program)
-    waiting = [value]
+def _check_values(waiting: list[Any], alive: set[str], program: HostProgram) -> None:
     while waiting:
-        match waiting.pop():
-            case Named(path=path):
-                _expect(_is_path(path), f"{path!r} is no name of an object", program)
-            case tuple(items) | list(items):
-                waiting += items
-            case dict(items):
-                waiting += [*items, *items.values()]
-            case slice() as part:
-                waiting += [part.start, part.stop, part.step]
-            case Ref() | None | bool() | int() | float() | complex() | str():
+        value = waiting.pop()
+        match value:
+            case None | int() | float() | str() | complex():
                 pass
-            case other:
-                _expect(False, f"a {type(other).__name__} is no value", program)
+            case Ref(name=name):
+                if name not in alive:
+                    raise _refusal(program, f"{name} is read and not there")
+            case Named(path=path):
+                if not _is_path(path):
+                    raise _refusal(program, f"{path!r} is no name of an object")
+            case tuple() | list():
+                waiting += value
+            case dict():
+                waiting += [*value, *value.values()]
+            case slice():
+                waiting += [value.start, value.stop, value.step]
+            case _:
+                raise _refusal(program, f"a {type(value).__name__} is no value")
 
 
 def _last(program: HostProgram) -> Return:
@@ -110,19 +127,27 @@ def _last(program: HostProgram) -> Return:
     return last
 
 
+def _is_extent(sizes: Any, strides: Any) -> bool:
+    numbers = [*sizes, *strides] if isinstance(sizes, list) and isinstance(strides, list) else [None]
+    return len(sizes) == len(strides) and all(
+        isinstance(number, Ref) or (type(number) is int and number >= 0) for number in numbers
+    )
+
+
+@lru_cache(maxsize=4096)
 def _is_name(name: Any) -> bool:
     return isinstance(name, str) and name.isidentifier() and not keyword.iskeyword(name)
 
 
+@lru_cache(maxsize=4096)
 def _is_path(path: Any) -> bool:
     return isinstance(path, str) and _PATH.fullmatch(path) is not None
 
 
 def _is_line(text: Any) -> bool:
     """A remark at the end of a line of generated Python."""
-    return isinstance(text, str) and not any(end in text for end in "\n\r\0\f")
+    return isinstance(text, str) and (text.isprintable() or not any(end in text for end in "\n\r\0\f"))
 
 
-def _expect(holds: bool, title: str, program: HostProgram) -> None:
-    if not holds:
-        raise Malformed(f"a host program that cannot be: {title}", where=f"host.check of {program.name}")
+def _refusal(program: HostProgram, title: str) -> Malformed:
+    return Malformed(f"a host program that cannot be: {title}", where=f"host.check of {program.name}")

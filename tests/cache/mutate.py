@@ -12,9 +12,11 @@ import msgspec
 ODD = (None, True, -1, 0, 1 << 62, 1.5, float("nan"), "", "x", "a b", "__import__('os')", "../../x", b"", [], {}, [[]],
        ["ref", "nowhere"], ["named", "os.system"], ["tuple"], ["data", "ViewAndMutationMeta", {}])  # fmt: skip
 
+DEEP = ("graphs", "wrapping", "inference", "program")
+
 
 def mutations(body: bytes, *, count: int, seed: int) -> Iterator[tuple[str, bytes]]:
-    """What was changed, and the bytes of that."""
+    """What was changed, and the bytes of that. Two of three changes are in the program and in what wraps it."""
     chance = random.Random(seed)
     whole = msgspec.msgpack.decode(body)
     for _ in range(count):
@@ -27,7 +29,8 @@ def _change(whole: Any, chance: random.Random) -> str:
     path, place = [], whole
     while True:
         keys = list(place) if isinstance(place, dict) else list(range(len(place)))
-        key = chance.choice(keys)
+        deeper = [key for key in DEEP if isinstance(place, dict) and key in place]
+        key = chance.choice(deeper if deeper and chance.random() < 0.67 else keys)
         path.append(str(key))
         inner = place[key]
         if not isinstance(inner, (dict, list)) or not inner or chance.random() < 0.15:
