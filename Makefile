@@ -7,7 +7,7 @@ RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 TEST_JOBS ?= $(shell $(PYTHON) -c "import os; print(min(os.cpu_count() or 1, 8))")
 
-.PHONY: demo test lint bench bench-kernels bench-models bench-overhead bench-warm flat-memory conformance clean
+.PHONY: demo test lint bench bench-kernels bench-models bench-overhead bench-warm flat-memory conformance torture clean
 
 demo: $(READY)
 	$(RUN) -m bench.demo
@@ -48,6 +48,10 @@ flat-memory: $(READY)
 # Every operator of PyTorch's own database against eager; FULL=1 for every sample and dtype.
 conformance: $(READY)
 	$(RUN) -m tests.ops $(if $(FULL),--full)
+
+# Everything that can happen to the cache on disk: damaged files, killed and racing processes, broken disks.
+torture: $(READY)
+	OMP_NUM_THREADS=1 $(RUN) -m tests.cache.torture
 
 # torch by its exact version first: a looser requirement may bring gigabytes of CUDA packages.
 $(READY): pyproject.toml

@@ -7,6 +7,7 @@ works without importing this package; what is here makes it convenient to tune, 
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 from typing import TYPE_CHECKING, Any
 
@@ -28,13 +29,21 @@ from ferrite import errors  # noqa: E402
 from ferrite.options import list_mode_options, list_options  # noqa: E402
 
 if TYPE_CHECKING:
+    from ferrite import cache as cache
     from ferrite.report.record import Record
 
 __version__ = "0.1.0"
 __all__ = [
-    "bisect", "compile", "errors", "last_record", "list_mode_options", "list_options", "register_pass",
+    "bisect", "cache", "compile", "errors", "last_record", "list_mode_options", "list_options", "register_pass",
     "register_pattern", "release_memory", "reset",
 ]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """`ferrite.cache` is loaded when it is asked for."""
+    if name != "cache":
+        raise AttributeError(f"module 'ferrite' has no attribute {name!r}")
+    return importlib.import_module("ferrite.cache")
 
 
 def compile(

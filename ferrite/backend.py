@@ -51,7 +51,7 @@ from ferrite import caching, pipeline
 from ferrite.artifact.compiled import CompiledGraph
 from ferrite.collection import without_collection
 from ferrite.decisions import Decision
-from ferrite.errors import UserFault
+from ferrite.errors import BrokenCache, UserFault
 from ferrite.graph.decompose import decomposition_table
 from ferrite.graph.eager_only import reason_for_eager
 from ferrite.graph.query import family
@@ -140,7 +140,7 @@ def _compile_captured(module: GraphModule, inputs: list[Any], options: Options) 
     except _PASS_THROUGH:
         raise
     except Exception as error:
-        if options.strict or isinstance(error, UserFault) or _tracing_changed_inputs(module, inputs):
+        if options.strict or isinstance(error, (UserFault, BrokenCache)) or _tracing_changed_inputs(module, inputs):
             raise _same_kind(error)(f"graph {record.graph_id}", error).with_traceback(error.__traceback__) from error
         record.failures.append(f"graph {record.graph_id} runs in eager: {type(error).__name__}: {error}")
         log.warning("Ferrite runs graph %d in eager: %s: %s", record.graph_id, type(error).__name__, error)

@@ -47,8 +47,9 @@ from ferrite.artifact import autograd_facts
 from ferrite.artifact.compiled import CompiledGraph
 from ferrite.artifact.entry import Entry, Wrapping, bundle, decode, encode, unbundle
 from ferrite.artifact.key import Fields, digest, fields_of, fields_of_machine
-from ferrite.artifact.store import GRAPHS, OBJECTS, Store
-from ferrite.errors import Unsupported
+from ferrite.artifact.outline import outline_of
+from ferrite.artifact.store import GRAPHS, OBJECTS, Store, default_folder
+from ferrite.errors import BrokenCache, Unsupported
 from ferrite.options import Options, from_environment
 from ferrite.report.record import GraphRecord, Record
 
@@ -99,7 +100,7 @@ def store_of(options: Options) -> Store | None:
     """The folder that the options name; None if there is to be no cache."""
     if options.cache == "off" or torch.compiler.config.force_disable_caches:
         return None
-    return _opened(options.cache, options.cache_dir or _default_folder(), options.cache_megabytes)
+    return _opened(options.cache, options.cache_dir or default_folder(), options.cache_megabytes)
 
 
 @lru_cache(maxsize=8)
@@ -107,17 +108,8 @@ def _opened(mode: str, folder: str, megabytes: int | None) -> Store:
     limit = None if megabytes is None else megabytes << 20
     store = Store(Path(folder), writable=mode != "read-only", strict=mode == "strict", limit=limit)
     if not folder:
-        store.trouble = "this user has no home"
-        log.warning("Ferrite's cache is off: %s", store.trouble)
+        store.give_up("this user has no home")
     return store
-
-
-def _default_folder() -> str:
-    given = os.environ.get("XDG_CACHE_HOME", "")
-    if os.path.isabs(given):
-        return os.path.join(given, "ferrite")
-    home = os.path.expanduser("~")
-    return os.path.join(home, ".cache", "ferrite") if os.path.isabs(home) else ""
 
 
 # ---- looking up
@@ -125,7 +117,13 @@ def _default_folder() -> str:
 
 def look_up(module: GraphModule, options: Options) -> Lookup:
     """Never raises, whatever is on the disk, but under `cache="strict"`."""
-    found = _look_up(module, options)
+    try:
+        found = _look_up(module, options)
+    except BrokenCache:
+        raise
+    except Exception as error:
+        log.warning("Ferrite's cache: a graph has no key: %s: %s", type(error).__name__, error)
+        found = Lookup("bypass", f"{type(error).__name__}: {error}")
     if found.outcome != "off":
         counters["ferrite"][f"graph_cache_{found.outcome}"] += 1
         _latest[:] = [found]
@@ -147,17 +145,22 @@ def _look_up(module: GraphModule, options: Options) -> Lookup:
     for name in _names(key):
         data = store.read(GRAPHS, name)
         if data is None:
-            break
+            continue  # one that was used less often than those behind it may have gone
+        told = store.discarded
         try:
             entry = decode(data, lambda sought: store.read(OBJECTS, sought))
             if entry.fields != wanted:
                 raise ValueError("it was made for something else")
             if _guards_hold(sizes, entry.guards):
                 _hand_on(name, entry)
+                store.note_hit(name)
                 return Lookup("hit", f"found as {name[:12]}", key, wanted, entry, store, name)
-        except (ValueError, LookupError) as error:
-            store.discard(GRAPHS, name, str(error))
-            break
+        except Exception as error:  # whatever an entry makes us do: it is not used
+            if store.discarded == told:
+                store.discard(GRAPHS, name, str(error) or type(error).__name__)
+            else:  # a damaged object, which has been told of
+                store.remove(GRAPHS, name)
+            continue
         miss.reason = "the sizes are others than those of the entries under this key"
     if store.trouble:
         return Lookup("bypass", store.trouble)
@@ -241,7 +244,7 @@ def _check_guards(text: str) -> None:
                 known = isinstance(node.func, ast.Name) and node.func.id in SYMPY_INTERP and not node.keywords
             case ast.Constant():
                 known = isinstance(node.value, (bool, int, float, str))
-            case ast.Pow():
+            case ast.Pow() | ast.LShift():  # numbers without end
                 known = False
         if not known:
             raise ValueError(f"its guards hold a {type(node).__name__}")
@@ -253,7 +256,7 @@ def _check_guards(text: str) -> None:
 def wrapped(entry: Entry) -> Callable[..., Any]:
     """The function that AOTAutograd made when the graph was compiled."""
     graphs = {phase: CompiledGraph.unpack(parcel) for phase, parcel in entry.graphs.items()}
-    facts = autograd_facts.unpack(entry.wrapping.facts)
+    facts = autograd_facts.unpack_whole(entry.wrapping.facts)
     backward = graphs.get("backward")
     result = _result_type()(
         compiled_fw=None,
@@ -394,6 +397,8 @@ def _keep(
         raise Unsupported("inputs that are the same tensor, or that share memory")
     if not all(phase in made for phase in phases):
         raise Unsupported("a graph runs as captured")
+    if any(run.changed is None and run.note.startswith("failed") for run in record.passes):
+        raise Unsupported("a pass failed")  # which is an error under `strict`
     guards = told["guards"]
     _check_guards(guards or "True")
     entry = Entry(
@@ -434,9 +439,9 @@ def _free_name(store: Store, key: str, guards: str) -> str:
         if data is None:
             break
         try:
-            if msgspec.msgpack.decode(data, type=Entry).guards == guards:
+            if outline_of(data).guards == guards:
                 break
-        except msgspec.MsgspecError:
+        except ValueError:
             break
     return name
 

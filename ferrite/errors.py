@@ -47,5 +47,9 @@ class ToolFailed(CompileFault):
         super().__init__(title, at=ran, why=why, then=then)
 
 
+class BrokenCache(ToolFailed):
+    """The folder of the cache cannot be used, and the user asked to hear of it: always raised."""
+
+
 class UserFault(CompileFault):
     """A pass or pattern that the user registered does not work, or cannot be placed."""

@@ -13,7 +13,7 @@ from torch._dynamo.aot_compile_types import SerializableCallable
 
 from ferrite import caching
 from ferrite.artifact.entry import bundle, decode, unbundle
-from ferrite.artifact.key import difference, fields_of_machine
+from ferrite.artifact.key import fields_of_machine
 
 _MUST_AGREE = ("cpu", "torch")  # machine code and PyTorch's own records mean nothing elsewhere
 
@@ -45,9 +45,10 @@ class Package(SerializableCallable):
         except (ValueError, LookupError) as error:
             raise RuntimeError(f"this is no package of Ferrite: {error}") from error
         here = fields_of_machine()
-        wrong = difference({name: here[name] for name in _MUST_AGREE}, {n: entry.fields[n] for n in _MUST_AGREE})
-        if wrong:
-            raise RuntimeError(f"this package cannot run here: {'; '.join(wrong)}")
+        for name in _MUST_AGREE:
+            made_for = entry.fields.get(name)
+            if made_for != here[name]:
+                raise RuntimeError(f"this package cannot run here: {name} is {here[name]}, it was made for {made_for}")
         return cls(caching.wrapped(entry), data)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

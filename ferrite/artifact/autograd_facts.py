@@ -90,9 +90,31 @@ def unpack(packed: Any) -> Any:
                 return _unpack_views(views)
             case ["data", name, dict(fields)]:
                 return _classes()[name](**{key: unpack(item) for key, item in fields.items()})
-    except (AttributeError, KeyError, TypeError) as error:
+    except (AttributeError, KeyError, TypeError, AssertionError) as error:  # the last is PyTorch's own
         raise ValueError(f"not what AOTAutograd knows: {error}") from error
     raise ValueError(f"not what AOTAutograd knows: a {packed[:1]}")
+
+
+def unpack_whole(packed: Any) -> schemas.ViewAndMutationMeta:
+    """All that AOTAutograd knows of a function. Raises `ValueError` if it is something else, or if a list in it holds
+    what PyTorch would stumble over in a call."""
+    facts = unpack(packed)
+    if not isinstance(facts, schemas.ViewAndMutationMeta):
+        raise ValueError("not what AOTAutograd knows of a function")
+    kinds = {"input_info": schemas.InputAliasInfo, "output_info": schemas.OutputAliasInfo}
+    for field in _fields(schemas.ViewAndMutationMeta):
+        name, value = field.name, getattr(facts, field.name)
+        if name in kinds:
+            fits = isinstance(value, list) and all(isinstance(item, kinds[name]) for item in value)
+        elif name.endswith(("_indices", "_idxs")) or name.startswith("indices_of_"):
+            fits = value is None or (isinstance(value, list) and all(type(item) is int for item in value))
+        elif name.startswith("num_"):
+            fits = value is None or type(value) is int
+        else:
+            continue
+        if not fits:
+            raise ValueError(f"not what AOTAutograd knows: {name} is {value!r}")
+    return facts
 
 
 def _unpack_views(views: list[Any]) -> ViewMetaSequence:

@@ -24,12 +24,13 @@ from ferrite.artifact.kernels import Code, Kernels, Source, StoredProgram, kerne
 from ferrite.errors import Unsupported
 from ferrite.graph.names import resolve
 from ferrite.host import packed
+from ferrite.host.check import check_program
 from ferrite.host.nodes import HostProgram
 from ferrite.host.python import PythonCode, emit, load
 from ferrite.host.text import show_program
 
 
-class Facts(msgspec.Struct, frozen=True):
+class Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What is known of a compiled graph beside its program."""
 
     graph_id: int
@@ -39,8 +40,8 @@ class Facts(msgspec.Struct, frozen=True):
     device_types: tuple[str, ...]
     changes: dict[str, int]  # pass -> number of changes
     seconds: float
-    executor: str = "oracle"  # what runs kernels
-    host: str = "python"  # what runs the program around them: "native" where every step has a door, "python"
+    executor: str  # what runs kernels
+    host: str  # what runs the program around them: "native" where every step has a door, "python"
 
 
 class Parcel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -139,9 +140,14 @@ class CompiledGraph:
 
     @staticmethod
     def unpack(parcel: Parcel) -> CompiledGraph:
+        """Raises `ValueError` or `Malformed` for whatever `parcel` did not make."""
         constants = {name: load_tensor(stored) for name, stored in parcel.constants.items()}
         stored = tuple(StoredProgram(name, text) for name, text in parcel.kernels.items())
-        return CompiledGraph(packed.unpack(parcel.program), constants, parcel.facts, stored, parcel.code)
+        program = packed.unpack(parcel.program)
+        check_program(program, _taken(parcel))
+        if {constant.name for constant in program.constants} != constants.keys():
+            raise ValueError("the constants are not those of the program")
+        return CompiledGraph(program, constants, parcel.facts, stored, parcel.code)
 
     def to_bytes(self) -> bytes:
         return msgspec.msgpack.encode(self.parcel())
@@ -152,6 +158,16 @@ class CompiledGraph:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return CompiledGraph.from_bytes, (self.to_bytes(),)
+
+
+def _taken(parcel: Parcel) -> dict[str, tuple[int, int] | None]:
+    """What each kernel takes, as its code says. Raises `ValueError` if that cannot be."""
+    known: dict[str, tuple[int, int] | None] = dict.fromkeys(parcel.kernels)
+    for name, facts in (parcel.code.kernels if parcel.code else {}).items():
+        if name not in known or not facts.fits():
+            raise ValueError(f"the code of {name} is not that of a kernel here")
+        known[name] = facts.parameters, facts.sizes
+    return known
 
 
 def _callable(path: str) -> Any:

@@ -56,7 +56,7 @@ def decode(data: bytes, read_object: Callable[[str], bytes | None]) -> Entry:
     """The entry with its objects. Raises `ValueError` if the bytes are none, `LookupError` if an object is missing."""
     try:
         entry = msgspec.msgpack.decode(data, type=Entry)
-    except msgspec.MsgspecError as error:
+    except (ValueError, RecursionError) as error:  # msgspec's errors are of the first kind
         raise ValueError(f"it is no entry: {error}") from error
     if entry.format != FORMAT:
         raise ValueError(f"it is an entry of format {entry.format}, and this is {FORMAT}")

@@ -72,6 +72,11 @@ class KernelFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     spared: frozenset[str]
     put_back: tuple[int, ...]
 
+    def fits(self) -> bool:
+        """Whether such a kernel can be."""
+        numbers = (self.parameters, self.sizes, *(self.locals or ()))
+        return min(numbers) >= 0 and all(0 <= index < self.parameters for index in self.put_back)
+
 
 class Code(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The machine code of some kernels before it is linked into a process. `externals`: what it calls outside;

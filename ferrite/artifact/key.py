@@ -1,9 +1,9 @@
 """Everything that a compiled result depends on, field by field, as text; the key is the digest of it.
 
 A key is made before any pass has run, so a hit skips them too: what passes do follows from the graph, the options and
-the sources of Ferrite, which are all in it. Two keys are compared field by field to say why a lookup missed. What the
-result would depend on and what has no text (a Python function of the user's, a tensor that is not an input) is
-`Unsupported`: such a graph is not cached.
+the sources of Ferrite, which are all in it. Two keys are compared field by field to say why a lookup missed
+(`ferrite.cache.explain`). What the result would depend on and what has no text (a Python function of the user's, a
+tensor that is not an input) is `Unsupported`: such a graph is not cached.
 """
 
 from __future__ import annotations
@@ -43,19 +43,6 @@ def digest(fields: Mapping[str, str]) -> str:
             whole.update(len(data).to_bytes(8, "little"))
             whole.update(data)
     return whole.hexdigest()
-
-
-def difference(wanted: Mapping[str, str], found: Mapping[str, str]) -> list[str]:
-    """What differs between two keys: each field with the first line that is another one."""
-    told = []
-    for name in sorted({*wanted, *found}):
-        here, there = wanted.get(name, "").splitlines(), found.get(name, "").splitlines()
-        if here != there:
-            pairs = [*zip(here, there, strict=False), *((line, "") for line in here[len(there) :]),
-                     *(("", line) for line in there[len(here) :])]  # fmt: skip
-            now, then = next((a, b) for a, b in pairs if a != b)
-            told.append(f"{name}: {now.strip() or 'nothing'!s}, it was made for {then.strip() or 'nothing'!s}")
-    return told
 
 
 def fields_of(module: GraphModule, options: Mapping[str, str], passes: str) -> Fields:

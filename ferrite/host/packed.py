@@ -38,7 +38,7 @@ def unpack(packed: Packed) -> HostProgram:
             tuple(map(unpack, functions)),
             tuple(Constant(*entry) for entry in constants),
         )
-    except (TypeError, KeyError, IndexError) as error:
+    except (TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
         raise ValueError(f"not a host program: {error}") from error
 
 

@@ -308,3 +308,15 @@ def test_a_graph_that_cannot_be_stored_works(
     result = cached(normed)(*CASES["normed"][1]()).sum()
     with pytest.raises(RuntimeError, match="out of luck"):
         result.backward()
+
+
+def test_a_graph_without_a_key_works(
+    cached: Cached, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: Any) -> None:
+        raise KeyError("no key")
+
+    monkeypatch.setattr("ferrite.caching.fields_of", fails)
+    assert run(cached(normed), CASES["normed"][1], training=True).error is None
+    assert cached.said() == {"bypass": 1}
+    assert "no key" in caplog.text

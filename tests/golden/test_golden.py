@@ -94,7 +94,7 @@ def host_program(module: GraphModule, *, use_rows: bool = False) -> HostProgram:
 
 
 def compiled(program: HostProgram) -> CompiledGraph:
-    return CompiledGraph(program, {}, Facts(0, "inference", (), (), ("cpu",), {}, 0.0))
+    return CompiledGraph(program, {}, Facts(0, "inference", (), (), ("cpu",), {}, 0.0, "oracle", "python"))
 
 
 def run_lower(module: GraphModule, names: list[str]) -> Outcome:

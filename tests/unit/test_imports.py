@@ -45,6 +45,9 @@ ARROWS: dict[str, set[str]] = {
     },
     "schemes": {"artifact", "errors", "options", "pipeline", "report"},
     "caching": {"artifact", "errors", "extension", "options", "report"},
+    "cache": {"artifact", "caching", "errors", "options"},
+    "command": {"cache", "errors"},
+    "__main__": {"command"},
     "interface": {"graph"},
     "packaging": {"artifact", "caching"},
     "backend": {
@@ -63,7 +66,7 @@ ARROWS: dict[str, set[str]] = {
         "schemes",
     },
     "bisection": {"backend", "graph", "passes", "report"},
-    "__init__": {"artifact", "backend", "bisection", "errors", "extension", "options", "report"},
+    "__init__": {"artifact", "backend", "bisection", "cache", "errors", "extension", "options", "report"},
 }
 # Only the record may be written to from below; the rest of `report` belongs to the door.
 KNOWS_REPORT = {
@@ -76,6 +79,7 @@ KNOWS_REPORT = {
 SEES_TORCH = {
     "backend",
     "bisection",
+    "cache",
     "caching",
     "extension",
     "interface",

@@ -81,6 +81,7 @@ def test_environment_is_read() -> None:
 def test_bad_environment_is_reported_once_and_ignored(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("FERRITE_CACHE", raising=False)  # which all tests turn off
     monkeypatch.setenv("FERRITE_COMPILE_MODE", "sideways")
     import os
 

@@ -1,0 +1,373 @@
+"""The key has everything in it that a result depends on, and nothing that differs between equal processes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch.fx import Graph, GraphModule
+
+import ferrite
+from ferrite import caching, extension
+from ferrite.artifact import key as key_module
+from ferrite.native import target
+from ferrite.options import Options
+from tests.cache import subject
+from tests.cache.subject import with_inner
+
+# ---- options
+
+
+class Partitioner:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        raise NotImplementedError
+
+    def uuid(self) -> str:
+        return self.name
+
+
+# Another value of every option. A new one must be put into one of the three lists.
+CHANGE_THE_KEY: dict[str, Any] = {
+    "disable": ("post_grad",),
+    "pre_grad": (("normalise_ops", ()),),
+    "pre_grad_rewrites": False,
+    "pre_dispatch": True,
+    "pre_dispatch_add": ("x",),
+    "pre_dispatch_remove": ("x",),
+    "check": False,
+    "decompose": ("aten.silu",),
+    "partitioner": Partitioner("mine"),
+    "keep_output_stride": False,
+    "donate_buffers": True,
+    "runtime_asserts": False,
+    "skip_unsupported_devices": True,
+    "executor": "oracle",
+    "host": "python",
+    "fallback_random": True,
+}
+CHANGE_NOTHING: dict[str, Any] = {
+    "strict": True,  # what failed is not stored
+    "cache": "strict",
+    "cache_dir": "elsewhere",
+    "cache_megabytes": 1,
+    "debug_dir": "elsewhere",
+}
+BYPASS: dict[str, Any] = {
+    "numeric_check": (("pre_grad", ()),),
+    "bisect_limit": 3,
+    "bisect_rewrites": 3,
+    "explain_patterns": ("all",),
+    "keep_text": True,
+    "compile_mode": "serialize",
+    "debug": True,
+}
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Iterator[Options]:
+    yield Options(cache="read-only", cache_dir=str(tmp_path))
+    caching._opened.cache_clear()
+
+
+def looked_up(options: Options, function: Callable[..., Any], *inputs: Any, **settings: Any) -> caching.Lookup:
+    """What the cache says of the first graph that Dynamo captures of a call."""
+    found = []
+
+    def backend(module: GraphModule, _: Any) -> Any:
+        found.append(caching.look_up(module, options))
+        return module.forward
+
+    torch._dynamo.reset()
+    torch.compile(function, backend=backend, **settings)(*inputs)
+    return found[0]
+
+
+def key_of(options: Options, function: Callable[..., Any], *inputs: Any, **settings: Any) -> str:
+    found = looked_up(options, function, *inputs, **settings)
+    assert found.outcome == "miss", found.reason
+    return found.key
+
+
+def scaled(x: torch.Tensor) -> torch.Tensor:
+    return x.relu() * 2
+
+
+def test_every_option_is_in_one_list() -> None:
+    lists = [*CHANGE_THE_KEY, *CHANGE_NOTHING, *BYPASS]
+    assert len(set(lists)) == len(lists)
+    assert set(lists) == {field.name for field in fields(Options)}
+    assert all(value != getattr(Options(), name) for name, value in (CHANGE_THE_KEY | BYPASS).items())
+
+
+def test_options_that_change_the_key(plain: Options) -> None:
+    x = torch.ones(4)
+    keys = {"plain": key_of(plain, scaled, x)}
+    for name, value in CHANGE_THE_KEY.items():
+        keys[name] = key_of(replace(plain, **{name: value}), scaled, x)
+    keys["another partitioner"] = key_of(replace(plain, partitioner=Partitioner("yours")), scaled, x)
+    assert len(set(keys.values())) == len(keys)
+
+
+def test_options_that_do_not(plain: Options, tmp_path: Path) -> None:
+    x = torch.ones(4)
+    expected = key_of(plain, scaled, x)
+    for name, value in CHANGE_NOTHING.items():
+        changed = replace(plain, **{name: str(tmp_path / "other") if name == "cache_dir" else value})
+        assert key_of(changed, scaled, x) == expected, name
+
+
+def test_options_under_which_nothing_is_found(plain: Options) -> None:
+    for name, value in BYPASS.items():
+        found = looked_up(replace(plain, **{name: value}), scaled, torch.ones(4))
+        assert (found.outcome, name in found.reason) == ("bypass", True)
+    found = looked_up(replace(plain, partitioner=lambda *_: None), scaled, torch.ones(4))
+    assert (found.outcome, found.reason) == ("bypass", "the partitioner has no uuid()")
+
+
+# ---- the state of the process
+
+
+@contextmanager
+def _set(read: Callable[[], Any], write: Callable[[Any], Any], value: Any) -> Iterator[None]:
+    before = read()
+    write(value)
+    try:
+        yield
+    finally:
+        write(before)
+
+
+SWITCHES: dict[str, Callable[[], Any]] = {
+    "no_grad": torch.no_grad,
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "autocast to f16": lambda: torch.autocast("cpu", torch.float16),
+    "default dtype": lambda: _set(torch.get_default_dtype, torch.set_default_dtype, torch.float64),
+    "deterministic": lambda: _set(torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms, True),
+    "matmul precision": lambda: _set(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "medium"),
+    "flash attention": lambda: _set(torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.enable_flash_sdp, False),
+    "attention by products": lambda: _set(
+        torch.backends.cuda.math_sdp_enabled, torch.backends.cuda.enable_math_sdp, False
+    ),
+    "no oneDNN": lambda: torch.backends.mkldnn.flags(enabled=False),
+    "min-cut by speed": lambda: torch._functorch.config.patch(activation_memory_budget=0.5),
+    "donated buffers": lambda: torch._functorch.config.patch(donated_buffer=False),
+}
+
+
+def test_switches_change_the_key(plain: Options) -> None:
+    x = torch.ones(4)
+    keys = {"none": key_of(plain, scaled, x)}
+    for name, switch in SWITCHES.items():
+        with switch():
+            keys[name] = key_of(plain, scaled, x)
+    assert len(set(keys.values())) == len(keys), keys
+    assert key_of(plain, scaled, x) == keys["none"]
+
+
+def test_inference_mode_is_seen_by_nobody_who_compiles(plain: Options, tmp_path: Path) -> None:
+    """Dynamo leaves that mode before it calls a backend: what is found in it is what was made without gradients."""
+    options = {"cache": "on", "cache_dir": str(tmp_path / "cache")}
+    outcomes = []
+    for mode in (torch.no_grad, torch.inference_mode, torch.no_grad):
+        torch._dynamo.reset()
+        with mode():
+            found = torch.compile(scaled, backend="ferrite", options=options)(torch.ones(4))
+            expected = scaled(torch.ones(4))
+        assert torch.equal(found, expected)
+        assert found.is_inference() == expected.is_inference()
+        outcomes.append(caching.latest().outcome)
+    assert outcomes == ["miss", "hit", "hit"]
+
+
+def test_another_machine_misses(plain: Options) -> None:
+    """An entry of a CPU with AVX-512 is not found on one without, and the other way round."""
+    x = torch.ones(4)
+    keys = {"host": key_of(plain, scaled, x)}
+    for name in ("x86-64-v4", "x86-64-v3", "x86-64", "aarch64"):
+        with mock.patch.object(target, "host", return_value=target.named(name)):
+            keys[name] = key_of(plain, scaled, x)
+    here = target.host()
+    less = replace(here, features=here.features.replace("+avx2", "-avx2"))
+    with mock.patch.object(target, "host", return_value=less):
+        keys["masked"] = key_of(plain, scaled, x)
+    assert len(set(keys.values())) == len(keys)
+
+
+def test_a_masked_feature_compiles_anew(tmp_path: Path) -> None:
+    options = {"cache": "on", "cache_dir": str(tmp_path / "cache")}
+    x = torch.linspace(-1, 1, 100)
+    outcomes = []
+    for name in ("host", "x86-64", "x86-64", "host"):
+        torch._dynamo.reset()
+        chosen = target.host() if name == "host" else target.named(name)
+        with mock.patch.object(target, "host", return_value=chosen):
+            assert torch.equal(torch.compile(scaled, backend="ferrite", options=options)(x), scaled(x))
+        outcomes.append(caching.latest().outcome)
+    assert outcomes == ["miss", "miss", "hit", "hit"]
+
+
+def test_other_versions_miss(plain: Options) -> None:
+    x = torch.ones(4)
+    before = key_of(plain, scaled, x)
+    with mock.patch.object(key_module, "source_digest", return_value="other"):
+        assert key_of(plain, scaled, x) != before
+    for name in ("torch", "llvm", "cpu"):
+        here = key_module.fields_of_machine()
+        with mock.patch.object(key_module, "fields_of_machine", return_value=here | {name: "other"}):
+            assert key_of(plain, scaled, x) != before
+    with mock.patch.object(torch, "__version__", "9.9"):
+        assert key_of(plain, scaled, x) != before
+
+
+# ---- inputs
+
+
+def pair(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return x + y
+
+
+def test_inputs_change_the_key(plain: Options) -> None:
+    x, base = torch.ones(4, 6), torch.ones(8, 6)
+    cases: dict[str, tuple[torch.Tensor, torch.Tensor]] = {
+        "plain": (x, torch.ones(4, 6)),
+        "dtype": (x, torch.ones(4, 6, dtype=torch.float64)),
+        "shape": (x, torch.ones(1, 6)),
+        "rank": (x, torch.ones(6)),
+        "stride": (x, torch.ones(6, 4).t()),
+        "gradient": (x, torch.ones(4, 6, requires_grad=True)),
+        "parameter": (x, torch.nn.Parameter(torch.ones(4, 6))),
+        "parameter without gradient": (x, torch.nn.Parameter(torch.ones(4, 6), requires_grad=False)),
+        "made": (x, torch.ones(4, 6, requires_grad=True) * 1),
+        "one memory": (base[:4], base[4:]),
+        "one memory, overlapping": (base[:4], base[2:6]),
+        "same tensor": (x, x),
+    }
+    keys = {name: key_of(plain, pair, *inputs, dynamic=False) for name, inputs in cases.items()}
+    assert len(set(keys.values())) == len(keys), keys
+    assert key_of(plain, pair, torch.zeros(4, 6), torch.zeros(4, 6), dynamic=False) == keys["plain"]
+
+
+def test_sizes_that_vary_are_one_key(plain: Options) -> None:
+    one, other = (key_of(plain, scaled, torch.ones(n), dynamic=True) for n in (40, 50))
+    assert one == other != key_of(plain, scaled, torch.ones(40), dynamic=False)
+
+
+def test_constants_change_the_key(plain: Options) -> None:
+    x = torch.ones(4)
+    keys = [key_of(plain, lambda x, n=n: x * n + torch.full((4,), n), x) for n in (1, 2, 1.0, 2.5)]
+    assert len(set(keys)) == len(keys)
+
+
+# ---- passes and patterns of the user's
+
+
+def digest_with(function: Any) -> str:
+    with ferrite.register_pass("post_grad", function):
+        return extension.digest()
+
+
+def test_passes_change_the_key(plain: Options) -> None:
+    x = torch.ones(4)
+    before = key_of(plain, scaled, x)
+    with ferrite.register_pass("post_grad", with_inner):
+        during = key_of(plain, scaled, x)
+    with ferrite.register_pass("joint", with_inner):
+        elsewhere = key_of(plain, scaled, x)
+    with ferrite.register_pattern(lambda a: a.relu() + 1, lambda a: a.relu() + 1.0, [x]):
+        pattern = key_of(plain, scaled, x)
+    assert len({before, during, elsewhere, pattern}) == 4
+    assert key_of(plain, scaled, x) == before
+
+
+def test_the_identity_follows_what_a_pass_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = digest_with(with_inner)
+    assert digest_with(with_inner) == before
+    monkeypatch.setattr(subject, "LIMIT", 4)
+    assert digest_with(with_inner) != before
+    monkeypatch.undo()
+    monkeypatch.setattr(subject, "helper", lambda graph: 7)
+    assert digest_with(with_inner) != before
+
+
+def test_the_identity_follows_what_a_pass_holds() -> None:
+    class Counting:
+        def __init__(self, limit: int) -> None:
+            self.limit = limit
+
+        def __call__(self, graph: Graph) -> int:
+            return 0
+
+    def closing(limit: int) -> Callable[[Graph], int]:
+        return lambda graph: limit * 0
+
+    made = [Counting(1), Counting(2), closing(1), closing(2), functools.partial(with_inner)]
+    made += [lambda graph, n=1: n * 0, lambda graph, n=2: n * 0, Counting(3).__call__]
+    digests = [extension._identity(function) for function in made]
+    assert len(set(digests)) == len(digests)
+    assert extension._identity(Counting(1)) == digests[0]
+    assert extension._identity(closing(2)) == digests[3]
+
+
+def test_a_pass_that_cannot_be_told_is_not_cached(plain: Options) -> None:
+    held = torch.ones(2)
+    with ferrite.register_pass("post_grad", lambda graph: int(held.sum()) * 0, name="mine"):
+        found = looked_up(plain, scaled, torch.ones(4))
+    assert (found.outcome, "holds a tensor" in found.reason) == ("bypass", True)
+
+
+# ---- what is not cached
+
+
+def test_graphs_that_are_not_cached(plain: Options) -> None:
+    @torch.library.custom_op("ferrite_test_key::twice", mutates_args=())
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    twice.register_fake(torch.empty_like)
+    found = looked_up(plain, lambda x: twice(x) + 1, torch.ones(4))
+    assert (found.outcome, "whose meaning may change" in found.reason) == ("bypass", True)
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
+        found = looked_up(plain, scaled, torch.ones(4, requires_grad=True))
+    assert found.outcome == "bypass"
+    with mock.patch.object(torch.compiler.config, "force_disable_caches", True):
+        assert looked_up(plain, scaled, torch.ones(4)).outcome == "off"
+
+
+# ---- why did it miss
+
+
+def test_explain(tmp_path: Path) -> None:
+    def run(function: Callable[..., Any], *inputs: Any, **settings: Any) -> str:
+        torch._dynamo.reset()
+        options = {"cache": "on", "cache_dir": str(tmp_path / "cache")} | settings
+        torch.compile(function, backend="ferrite", options=options)(*inputs)
+        return ferrite.cache.explain()
+
+    def larger(x: torch.Tensor) -> torch.Tensor:
+        return x.relu() * 3
+
+    x = torch.ones(4)
+    told = run(scaled, x)
+    assert told.startswith("miss: nothing is stored under this key")
+    assert "No other entry is stored." in told
+    assert run(scaled, x).startswith("hit")
+    assert "now 0: f32[5] cpu; it was made for 0: f32[4] cpu" in run(scaled, torch.ones(5))
+    told = run(scaled, x, host="python")
+    assert "  options: now host = 'python'; it was made for host = 'native'" in told.splitlines()
+    assert len(told.splitlines()) == 3
+    assert "relu, 3)" in run(larger, x)
+    assert "bypass: the compile is looked at: keep_text" in run(scaled, x, keep_text=True)
+    stats = ferrite.cache.stats()
+    assert stats.hits >= 1
+    assert stats.misses >= 4
+    assert len(ferrite.cache.entries(tmp_path / "cache")) == 4

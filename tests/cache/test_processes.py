@@ -1,0 +1,83 @@
+"""Many processes, and processes that die: nobody reads half a file, and a second process compiles nothing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from ferrite import cache
+from ferrite.artifact.store import GRAPHS, OBJECTS
+from tests.behaviour.child import ROOT, run_python
+
+# Compiles for inference and for training, with a pass of its own; says what became of it, as JSON.
+COMPILE = """
+import json, os, sys
+started = []
+forbidden = ("subprocess.Popen", "os.fork", "os.forkpty", "os.exec", "os.posix_spawn", "os.system", "os.spawn")
+import torch, torch._dynamo
+import ferrite
+from ferrite import caching
+from tests.cache.subject import with_inner
+
+sys.addaudithook(lambda event, arguments: started.append(event) if event in forbidden else None)
+
+def function(x, w):
+    return torch.softmax(x @ w, -1).sum(0)
+
+ferrite.register_pass("post_grad", with_inner)
+outcomes, values = [], []
+for needs_grad in (False, True):
+    x = torch.linspace(-2, 2, 32).reshape(4, 8).requires_grad_(needs_grad)
+    w = torch.linspace(-1, 1, 64).reshape(8, 8).requires_grad_(needs_grad)
+    torch._dynamo.reset()
+    result = torch.compile(function, backend="ferrite")(x, w)
+    outcomes.append(caching.latest().outcome)
+    values.append(result.detach().numpy().tobytes().hex())
+    if needs_grad:
+        result.square().sum().backward()
+        values += [x.grad.numpy().tobytes().hex(), w.grad.numpy().tobytes().hex()]
+print(json.dumps({"outcomes": outcomes, "values": values, "started": started, "key": caching.latest().key}))
+"""
+
+
+def test_two_at_once_then_one_without_tools(tmp_path: Path) -> None:
+    """The first two race; the third has no PATH, another hash seed, a folder that it may only read, and starts
+    nothing."""
+    folder = tmp_path / "given"
+    given = {"FERRITE_CACHE": "on", "FERRITE_CACHE_DIR": str(folder), "HOME": str(tmp_path / "home")}
+    racing = [run_python(COMPILE, environment=given | {"PYTHONHASHSEED": str(n)}, wait=False) for n in (1, 2)]
+    first, second = (json.loads(child.finish()) for child in racing)
+    assert not any(child.errors for child in racing)
+    assert not (tmp_path / "home").exists()
+    made = {path: path.read_bytes() for kind in (GRAPHS, OBJECTS) for path in (folder / kind).iterdir()}
+    assert len(cache.entries(folder)) == 2
+    assert cache.verify(folder).is_sound
+
+    alone = given | {"PATH": "/nonexistent", "PYTHONHASHSEED": "3", "FERRITE_CACHE": "read-only"}
+    child = run_python(COMPILE, environment=alone)
+    third = json.loads(child.output.splitlines()[-1])
+    assert third["outcomes"] == ["hit", "hit"]
+    assert third["started"] == []
+    assert first["key"] == second["key"] == third["key"]
+    assert first["values"] == second["values"] == third["values"]
+    assert made == {path: path.read_bytes() for kind in (GRAPHS, OBJECTS) for path in (folder / kind).iterdir()}
+    assert not child.errors
+
+
+def write(*arguments: str) -> None:
+    """Without torch: see `tests/cache/writer.py`."""
+    ran = subprocess.run(
+        [sys.executable, "-m", "tests.cache.writer", *arguments], cwd=ROOT, capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stderr[-2000:]
+
+
+def test_killed_while_writing(tmp_path: Path) -> None:
+    write("kill", str(tmp_path / "cache"), "150", "1")
+    assert list((tmp_path / "cache").rglob(".aside-*"))  # some were killed in the middle
+
+
+def test_sixteen_race_on_the_same_names(tmp_path: Path) -> None:
+    write("race", str(tmp_path / "cache"), "16")
