@@ -148,6 +148,7 @@ class Evaluator:
     # ---- memory
 
     def _load(self, node: Load, scope: Scope) -> Value:
+        self._check_repeated(node, scope)
         offset = linear(node.index, node.buffer.strides)
         dtype = node.dtype
         vector = scope.vector
@@ -165,6 +166,12 @@ class Evaluator:
             return self.b.load(dtype, base, start, lanes, ways, mask=scope.mask)
         stride = self.scalar_index(step, scope)
         return self.b.load_strided(dtype, base, start, stride, lanes, ways, mask=scope.mask)
+
+    def _check_repeated(self, node: Load, scope: Scope) -> None:
+        """Where memory repeats, an index has no part in the address; what is checked in it may fail all the same."""
+        for place, stride in zip(node.index, node.buffer.strides, strict=True):
+            if not stride.terms and stride.constant == 0 and holds_data(place):
+                self.index(place, scope)
 
     def _load_one(self, buffer: Buffer, offset: Index, scope: Scope) -> Value:
         """One element for all lanes; if no lane counts, its address may be bad."""

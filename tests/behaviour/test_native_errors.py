@@ -159,6 +159,17 @@ def test_type_words_and_place_of_an_error(case: Case) -> None:
     torch.testing.assert_close(compiled(*copies(good)), expected)
 
 
+def test_where_memory_repeats() -> None:
+    """The index has no part in the address of what is read: it is checked all the same."""
+    x = torch.randn(1).expand(16)
+    compiled = torch.compile(index, backend="ferrite", fullgraph=True, options=NATIVE)
+    for n in (torch.full((20,), -16), torch.full((20,), 15)):
+        torch.testing.assert_close(compiled(x, n), index(x, n))
+    for n in (torch.full((20,), -17), torch.tensor([0] * 19 + [16])):
+        assert str(error_of(compiled, x, n)) == str(error_of(index, x, n))
+    assert runs_as_machine_code()
+
+
 @pytest.mark.parametrize("count", [1, 2, 3])
 @pytest.mark.parametrize("place", [0, 1_000_003, 2**21 - 1])
 def test_in_a_parallel_kernel(count: int, place: int, threads: Callable[[int], None]) -> None:
