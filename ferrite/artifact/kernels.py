@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, TypeAlias
@@ -69,7 +69,7 @@ class KernelFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     parameters: int
     sizes: int
     locals: tuple[int, ...] | None
-    spared: frozenset[str]
+    spared: tuple[str, ...]
     put_back: tuple[int, ...]
 
     def fits(self) -> bool:
@@ -84,7 +84,7 @@ class Code(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     objects: tuple[bytes, ...]
     kernels: dict[str, KernelFacts]
-    externals: frozenset[str]
+    externals: tuple[str, ...]
     refused: dict[str, str]
 
 
@@ -145,7 +145,7 @@ def build_code(programs: Sequence[Program]) -> Code:
     return Code(
         tuple(objects),
         {program.name: _facts(program, spared[program.name]) for program in programs if program.name in spared},
-        frozenset(name for module in modules for name in module.externals),
+        tuple(sorted({name for module in modules for name in module.externals})),
         {name: why for module in modules for name, why in module.refused.items()},
     )
 
@@ -175,7 +175,7 @@ def link(sources: Sequence[Source], code: Code) -> Kernels:
 def _facts(program: Program, spared: frozenset[str]) -> KernelFacts:
     lengths = _lengths_of_locals(program, spared)
     known = None if any(length.terms for length in lengths) else tuple(length.constant for length in lengths)
-    return KernelFacts(len(program.parameters), len(program.sizes), known, spared, _to_put_back(program))
+    return KernelFacts(len(program.parameters), len(program.sizes), known, tuple(sorted(spared)), _to_put_back(program))
 
 
 def _native_function(name: str, kernel: NativeKernel) -> Kernel:
@@ -232,7 +232,7 @@ def _places_of_locals(source: Source, facts: KernelFacts) -> Callable[[tuple[int
     return places
 
 
-def _lengths_of_locals(program: Program, spared: frozenset[str]) -> tuple[Index, ...]:
+def _lengths_of_locals(program: Program, spared: Collection[str]) -> tuple[Index, ...]:
     """The bytes of each local; none where the code keeps it in registers."""
     return tuple(
         ZERO if buffer.name in spared else product(buffer.sizes) * buffer.dtype.bytes for buffer in program.locals
