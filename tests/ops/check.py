@@ -46,6 +46,9 @@ MANY = 1 << 20
 Call = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
 
+ONLY_ZEROS = "only the sign of zeros differs"
+
+
 class Difference(msgspec.Struct, frozen=True):
     """One thing that is not as in eager: its kind (what the summary counts), where, and both sides."""
 
@@ -500,7 +503,7 @@ def judge_values(
         return f"NaN or infinity elsewhere: eager {_short(eager)}, compiled {_short(compiled)}"
     zeros = finite & (left == 0) & (right == 0)
     if bool(((left.signbit() != right.signbit()) & zeros).any()) and bool((zeros | (left == right) | ~finite).all()):
-        return "only the sign of zeros differs"
+        return ONLY_ZEROS
     error = torch.where(finite, (left - right).abs(), 0.0)
     relative, absolute = default_tolerances(dtype)
     if bool((error <= absolute + relative * torch.where(finite, left.abs(), 0.0)).all()):
