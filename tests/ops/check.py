@@ -43,10 +43,8 @@ from .cases import UNDEFINED_VALUES, Case, Group, Sample, function_of, op_table,
 SLACK = 2.0
 NORMWISE = 16  # units in the last place of the largest element
 MANY = 1 << 20
-Call = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
-
-
 ONLY_ZEROS = "only the sign of zeros differs"
+Call = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
 
 class Difference(msgspec.Struct, frozen=True):
