@@ -42,10 +42,10 @@ from torch.compiler._cache import CacheArtifact, CacheArtifactFactory, CacheArti
 from torch.fx import GraphModule
 from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
 
-from ferrite import extension
+from ferrite import registry
 from ferrite.artifact import autograd_facts
 from ferrite.artifact.compiled import CompiledGraph
-from ferrite.artifact.entry import Entry, Wrapping, bundle, decode, encode, unbundle
+from ferrite.artifact.entry import Entry, Wrapping, bundle, decode, encode, objects_of, unbundle
 from ferrite.artifact.key import Fields, digest, fields_of, fields_of_machine
 from ferrite.artifact.outline import outline_of
 from ferrite.artifact.store import GRAPHS, OBJECTS, Store, default_folder
@@ -137,7 +137,7 @@ def _look_up(module: GraphModule, options: Options) -> Lookup:
     if store is None:
         return Lookup("off", "the cache is off")
     try:
-        wanted = fields_of(module, _options_text(options), extension.digest())
+        wanted = fields_of(module, _options_text(options), registry.digest())
     except Unsupported as error:
         return Lookup("bypass", error.title)
     key, sizes = digest(wanted), _symbolic_inputs(module)
@@ -152,7 +152,7 @@ def _look_up(module: GraphModule, options: Options) -> Lookup:
             if entry.fields != wanted:
                 raise ValueError("it was made for something else")
             if _guards_hold(sizes, entry.guards):
-                _hand_on(name, entry)
+                _hand_on(name, data, objects_of(entry))
                 store.note_hit(name)
                 return Lookup("hit", f"found as {name[:12]}", key, wanted, entry, store, name)
         except Exception as error:  # whatever an entry makes us do: it is not used
@@ -418,10 +418,11 @@ def _keep(
         lookup.entry = entry
         return
     name = _free_name(lookup.store, lookup.key, guards)
-    if write(lookup.store, name, *encode(entry)):
+    data, objects = encode(entry)
+    if write(lookup.store, name, data, objects):
         lookup.reason += f"; stored as {name[:12]}"
         counters["ferrite"]["graph_cache_saved"] += 1
-        _hand_on(name, entry)
+        _hand_on(name, data, objects)
 
 
 def write(store: Store, name: str, entry: bytes, objects: Mapping[str, bytes]) -> bool:
@@ -468,8 +469,8 @@ class GraphArtifact(CacheArtifact):
             write(store, found.name, found.entry, found.objects)
 
 
-def _hand_on(name: str, entry: Entry) -> None:
-    CacheArtifactRecorder(GraphArtifact.type(), name).record(bundle(name, entry))
+def _hand_on(name: str, entry: bytes, objects: dict[str, bytes]) -> None:
+    CacheArtifactRecorder(GraphArtifact.type(), name).record(bundle(name, entry, objects))
 
 
 def _number_of_overlap_guards() -> int:

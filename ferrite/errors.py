@@ -5,7 +5,7 @@
 `ToolFailed`:  LLVM, the linker or the disk failed; keeps what was run.
 `UserFault`:   something that the user registered is wrong; names it, and is always raised.
 
-At the border to PyTorch the door (`backend.py`) wraps what is raised into `FerriteError`.
+At the border to PyTorch what is raised is wrapped into `FerriteError` (`failure.py`).
 """
 
 from __future__ import annotations

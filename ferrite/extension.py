@@ -9,7 +9,7 @@ A pass is a function of an FX graph that edits it and may say in how many places
 order, new nodes before autograd get fake values, and the result is checked; what is wrong is an error that names the
 pass, under `strict` or not: nobody else can repair it.
 
-State that lives here: the list of what is registered, from `register_pass` to the end of its scope or `remove`.
+The list of what is registered is `registry`, from `register_pass` to the end of its scope or `remove`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch.fx import Graph
 
-from ferrite import errors
+from ferrite import errors, registry
 from ferrite.errors import CompileFault, Unsupported, UserFault
 from ferrite.graph.build import fill_values
 from ferrite.graph.check import check_graph
@@ -39,8 +39,6 @@ from ferrite.graph.pattern.traced import TracedPattern
 from ferrite.graph.snapshot import changed_nodes, take
 
 STAGES = ("pre_grad", "joint", "post_grad")
-
-_registered: list[UserPass] = []
 
 
 class UserPass:
@@ -56,8 +54,8 @@ class UserPass:
         self.name = str(key or getattr(function, "__name__", type(function).__name__))
 
     def remove(self) -> None:
-        if self in _registered:
-            _registered.remove(self)
+        if self in registry.registered:
+            registry.registered.remove(self)
 
     def __enter__(self) -> UserPass:
         return self
@@ -112,9 +110,9 @@ def register_pass(
     if before is not None and after is not None:
         raise ValueError("a pass stands before another one or after it; give one of the two")
     entry = UserPass(stage, function, before, after, name)
-    if any(other.stage == stage and other.name == entry.name for other in _registered):
+    if any(other.stage == stage and other.name == entry.name for other in registry.registered):
         raise ValueError(f"a pass {entry.name!r} is registered for {stage} already")
-    _registered.append(entry)
+    registry.registered.append(entry)
     return entry
 
 
@@ -165,7 +163,7 @@ def register_pattern(
     """
     known = name or search.__name__
     if known == "<lambda>":
-        known = f"pattern_{sum(isinstance(entry.function, _PatternPass) for entry in _registered)}"
+        known = f"pattern_{sum(isinstance(entry.function, _PatternPass) for entry in registry.registered)}"
     pattern = TracedPattern(
         known, search, replacement, example_inputs, stage, extra_check, scalars or {}, joint=joint, lowering=lowering
     )
@@ -180,7 +178,7 @@ def register_pattern(
 def _equal_pattern(pattern: TracedPattern) -> str | None:
     """The name of a registered pattern that looks for the same thing."""
     count = len(inspect.signature(pattern.search).parameters)
-    for entry in _registered:
+    for entry in registry.registered:
         if entry.stage != pattern.stage or not isinstance(entry.function, _PatternPass):
             continue
         other = entry.function.pattern
@@ -197,7 +195,7 @@ def _equal_pattern(pattern: TracedPattern) -> str | None:
 def with_user_passes(stage: str, passes: Iterable[Any]) -> list[Any]:
     """The passes of a stage and those that users added to it, in order of registration, each at its place."""
     placed = list(passes)
-    for entry in _registered:
+    for entry in registry.registered:
         if entry.stage != stage:
             continue
         target = entry.before or entry.after
@@ -211,11 +209,6 @@ def with_user_passes(stage: str, passes: Iterable[Any]) -> list[Any]:
         position = len(placed) if target is None else found[0] if entry.before else found[-1] + 1
         placed.insert(position, entry)
     return placed
-
-
-def digest() -> str:
-    """Of all that is registered: part of what a compiled result depends on."""
-    return hashlib.sha256("".join(entry.digest() for entry in _registered).encode()).hexdigest()
 
 
 # ---- what a function of the user's does, as text that is the same in every process

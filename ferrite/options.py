@@ -110,6 +110,11 @@ class Options:
     debug: bool = field(default=False, metadata={"doc": "write every stage of every graph below debug_dir"})
     debug_dir: str = field(default="ferrite_debug", metadata={"doc": "where debug files go"})
 
+    @property
+    def names_passes(self) -> bool:
+        """Whether there are names that only the passes themselves know to be right."""
+        return bool(self.pre_grad or self.pre_dispatch_add or self.pre_dispatch_remove or self.numeric_check)
+
 
 # `reduce-overhead` speaks of CUDA graphs: accepted, nothing to do on a CPU. The others wait for what they tune.
 MODES: dict[str, dict[str, Any]] = {

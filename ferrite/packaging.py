@@ -12,7 +12,7 @@ from typing import Any
 from torch._dynamo.aot_compile_types import SerializableCallable
 
 from ferrite import caching
-from ferrite.artifact.entry import bundle, decode, unbundle
+from ferrite.artifact.entry import bundle, decode, encode, unbundle
 from ferrite.artifact.key import fields_of_machine
 
 _MUST_AGREE = ("cpu", "torch")  # machine code and PyTorch's own records mean nothing elsewhere
@@ -30,7 +30,7 @@ class Package(SerializableCallable):
         """What was just compiled. Raises `RuntimeError` if a part of it cannot leave the process."""
         if lookup.entry is None:
             raise RuntimeError(f"Ferrite cannot save this function{lookup.reason}")
-        return cls(function, bundle("package", lookup.entry))
+        return cls(function, bundle("package", *encode(lookup.entry)))
 
     @classmethod
     def serialize_compile_artifacts(cls, fn: Package) -> bytes:

@@ -74,6 +74,12 @@ def decode(data: bytes, read_object: Callable[[str], bytes | None]) -> Entry:
     return msgspec.structs.replace(entry, graphs=graphs)
 
 
+def objects_of(entry: Entry) -> dict[str, bytes]:
+    """Those of a decoded entry, by digest."""
+    held = ((entry.objects[phase], parcel.code.objects) for phase, parcel in entry.graphs.items() if parcel.code)
+    return {name: data for names, objects in held for name, data in zip(names, objects, strict=True)}
+
+
 def _with_objects(parcel: Parcel, objects: tuple[bytes, ...]) -> Parcel:
     if parcel.code is None:
         return parcel
@@ -88,9 +94,8 @@ class Bundle(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     objects: dict[str, bytes]
 
 
-def bundle(name: str, entry: Entry) -> bytes:
-    data, objects = encode(entry)
-    return msgspec.msgpack.encode(Bundle(name, data, objects))
+def bundle(name: str, entry: bytes, objects: dict[str, bytes]) -> bytes:
+    return msgspec.msgpack.encode(Bundle(name, entry, objects))
 
 
 def unbundle(data: bytes) -> Bundle:

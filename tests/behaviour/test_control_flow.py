@@ -17,7 +17,7 @@ from torch.fx import Graph
 
 import ferrite
 from ferrite import pipeline
-from ferrite.backend import FerriteError
+from ferrite.failure import FerriteError
 from tests.behaviour.compare import STRICT, compare, equal
 
 FLOWS: dict[str, Callable[[Tensor, Tensor], Any]] = {}

@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.fx import Graph
 
 import ferrite
-from ferrite import pipeline
-from ferrite.backend import FerriteError
+from ferrite import compilation, pipeline
 from ferrite.errors import Malformed, ToolFailed, Unsupported
+from ferrite.failure import FerriteError
 from tests.behaviour.compare import STRICT, equal
 
 # Functions that a trace accepts and that fail on some values.
@@ -323,7 +323,7 @@ def test_a_fault_before_autograd_runs_the_capture_in_eager(
     def fail(*arguments: Any, **keywords: Any) -> Any:
         raise Fault("no table")
 
-    monkeypatch.setattr(ferrite.backend, "decomposition_table", fail)
+    monkeypatch.setattr(compilation, "decomposition_table", fail)
     x, w = leaves(True)
     with caplog.at_level(logging.WARNING, "ferrite"):
         y = torch.compile(model, backend="ferrite", fullgraph=True)(x, w)
@@ -416,6 +416,6 @@ def test_pass_through_of_what_dynamo_must_see(monkeypatch: pytest.MonkeyPatch) -
     def skip(*arguments: Any, **keywords: Any) -> Any:
         raise torch._dynamo.exc.SkipFrame("run this in eager")
 
-    monkeypatch.setattr(ferrite.backend, "decomposition_table", skip)
+    monkeypatch.setattr(compilation, "decomposition_table", skip)
     x, w = leaves(False)
     assert equal(torch.compile(model, backend="ferrite", options=STRICT)(x, w), model(x, w))

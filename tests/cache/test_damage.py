@@ -17,8 +17,8 @@ from ferrite import caching
 from ferrite.artifact.compiled import CompiledGraph
 from ferrite.artifact.entry import decode
 from ferrite.artifact.store import GRAPHS, HEADER, OBJECTS
-from ferrite.backend import FerriteError
 from ferrite.errors import CompileFault
+from ferrite.failure import FerriteError
 from tests.cache.mutate import mutations
 from tests.cache.victim import Victim, cuts, fill, flip, misfits, oddities, signed, truncate, watched
 

@@ -15,7 +15,7 @@ import torch
 from torch.fx import Graph, GraphModule
 
 import ferrite
-from ferrite import caching, extension
+from ferrite import caching, extension, registry
 from ferrite.artifact import key as key_module
 from ferrite.native import target
 from ferrite.options import Options
@@ -273,7 +273,7 @@ def test_constants_change_the_key(plain: Options) -> None:
 
 def digest_with(function: Any) -> str:
     with ferrite.register_pass("post_grad", function):
-        return extension.digest()
+        return registry.digest()
 
 
 def test_passes_change_the_key(plain: Options) -> None:

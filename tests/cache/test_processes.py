@@ -38,13 +38,16 @@ for needs_grad in (False, True):
     if needs_grad:
         result.square().sum().backward()
         values += [x.grad.numpy().tobytes().hex(), w.grad.numpy().tobytes().hex()]
-print(json.dumps({"outcomes": outcomes, "values": values, "started": started, "key": caching.latest().key}))
+compilers = ("compilation", "pipeline", "schedule", "lower.graph", "graph.pre_grad")
+loaded = [name for name in compilers if f"ferrite.{name}" in sys.modules]
+told = {"outcomes": outcomes, "values": values, "started": started, "loaded": loaded}
+print(json.dumps(told | {"key": caching.latest().key}))
 """
 
 
 def test_two_at_once_then_one_without_tools(tmp_path: Path) -> None:
     """The first two race; the third has no PATH, another hash seed, a folder that it may only read, and starts
-    nothing."""
+    nothing, not even our own compiler."""
     folder = tmp_path / "given"
     given = {"FERRITE_CACHE": "on", "FERRITE_CACHE_DIR": str(folder), "HOME": str(tmp_path / "home")}
     racing = [run_python(COMPILE, environment=given | {"PYTHONHASHSEED": str(n)}, wait=False) for n in (1, 2)]
@@ -60,6 +63,7 @@ def test_two_at_once_then_one_without_tools(tmp_path: Path) -> None:
     third = json.loads(child.output.splitlines()[-1])
     assert third["outcomes"] == ["hit", "hit"]
     assert third["started"] == []
+    assert third["loaded"] == [] != first["loaded"]
     assert first["key"] == second["key"] == third["key"]
     assert first["values"] == second["values"] == third["values"]
     assert made == {path: path.read_bytes() for kind in (GRAPHS, OBJECTS) for path in (folder / kind).iterdir()}

@@ -35,7 +35,6 @@ from torch.utils import _pytree as pytree
 
 from bench.zoo import Entry, Inputs
 from tests.models.expectations import NO_INPUT_GRADIENT
-from tests.ops.check import same_bits
 
 BACKEND = os.environ.get("MODEL_TEST_BACKEND", "ferrite")
 SLACK = 3.0

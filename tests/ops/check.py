@@ -416,7 +416,7 @@ def same_error_type(eager: BaseException, compiled: BaseException) -> bool:
     """The same class, or an error of Dynamo's or Ferrite's own if a handler for eager's class catches it."""
     if type(eager) is type(compiled):
         return True
-    return type(compiled).__module__ in ("torch._dynamo.exc", "ferrite.backend") and isinstance(compiled, type(eager))
+    return type(compiled).__module__ in ("torch._dynamo.exc", "ferrite.failure") and isinstance(compiled, type(eager))
 
 
 def shape_of_nest(value: Any) -> Any:

@@ -12,7 +12,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import ferrite
-from ferrite import extension
+from ferrite import registry
 from ferrite.errors import Unsupported
 from ferrite.graph.pattern.lowering import lowering_of
 from ferrite.graph.pattern.traced import TracedPattern
@@ -150,7 +150,7 @@ def test_two_results() -> None:
 def test_the_function_is_part_of_the_key() -> None:
     def digest(handler: Callable[..., Any]) -> str:
         with ferrite.register_pattern(search, None, EXAMPLES, scalars={"k": 0.3713}, lowering=handler, name="scaled"):
-            return extension.digest()
+            return registry.digest()
 
     assert digest(refuses) == digest(refuses) != digest(Handler())
 

@@ -402,7 +402,7 @@ class TestRegister:
         assert sum(run.changed or 0 for run in record.passes if run.name == "search") == 1
 
     def test_the_digest_follows_both_functions(self) -> None:
-        from ferrite.extension import digest
+        from ferrite.registry import digest
 
         seen = []
         for replacement in (lambda x: x.cos(), lambda x: x.tan()):

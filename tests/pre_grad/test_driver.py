@@ -14,7 +14,7 @@ from torch.fx import Graph, Node
 import ferrite
 from ferrite import pipeline
 from ferrite.errors import UserFault
-from ferrite.extension import digest, register_pass, with_user_passes
+from ferrite.extension import register_pass, with_user_passes
 from ferrite.graph import pre_grad
 from ferrite.graph.arguments import find
 from ferrite.graph.order import sort_nodes
@@ -23,6 +23,7 @@ from ferrite.graph.pre_grad import plan as planning
 from ferrite.graph.pre_grad.plan import plan
 from ferrite.graph.text import show_graph
 from ferrite.options import Options, resolve
+from ferrite.registry import digest
 from ferrite.report.record import GraphRecord
 from tests.pre_grad.harness import Captured, assert_same, capture
 

@@ -1,0 +1,152 @@
+"""One captured graph through AOTAutograd, which gives back the graphs that `pipeline` compiles. The one place that
+calls it.
+
+Loaded by the first graph that is compiled: what the cache has needs none of it.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, nullcontext
+from typing import Any
+
+import torch
+from torch._dynamo import convert_frame
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.utils import preserve_rng_state
+from torch._functorch.aot_autograd import make_boxed_func
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._guards import TracingContext
+from torch.fx import GraphModule
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ferrite import caching, pipeline
+from ferrite.artifact.compiled import CompiledGraph
+from ferrite.collection import without_collection
+from ferrite.errors import UserFault
+from ferrite.failure import FerriteError
+from ferrite.graph.decompose import decomposition_table
+from ferrite.graph.query import family
+from ferrite.graph.snapshot import restore, take
+from ferrite.graph.strides import current_strides
+from ferrite.graph.whole import kept_whole
+from ferrite.options import Options
+from ferrite.packaging import Package
+from ferrite.report import trace
+from ferrite.report.debug import DebugFolder
+from ferrite.report.record import Record
+from ferrite.schemes import scheme_of
+
+log = logging.getLogger(__name__)
+
+
+class Compilation:
+    """One captured graph: options, record, and the callbacks that AOTAutograd calls, now or at first backward."""
+
+    def __init__(self, record: Record, options: Options) -> None:
+        self.record = record
+        self.options = options
+        self.made: dict[str, CompiledGraph] = {}  # by phase
+        self.is_guarded = TracingContext.try_get() is not None  # Dynamo called, and looks at arguments before each call
+
+    def compile(self, module: GraphModule, inputs: list[Any], lookup: caching.Lookup) -> Callable[..., Any]:
+        use_rows = self.options.executor != "eager"
+        run_aot = aot_autograd(
+            fw_compiler=functools.partial(self._compile_after_autograd, phase="forward"),
+            bw_compiler=self._compile_backward,
+            inference_compiler=functools.partial(self._compile_after_autograd, phase="inference"),
+            partition_fn=self._partition,
+            decompositions=decomposition_table(self.options.decompose, use_rows=use_rows),
+            keep_inference_input_mutations=True,
+            pre_grad_passes=lambda captured, _: self._edit_pre_grad(captured, inputs),
+        )
+        with (
+            # PyTorch's own cache knows results of its own kind only.
+            torch._functorch.config.patch(unlift_effect_tokens=True, force_autograd_cache=False),
+            kept_whole() if use_rows else nullcontext(),
+            caching.watching(lookup, self.made, self.record),
+        ):
+            function = run_aot(module, inputs)
+        return Package.of(function, lookup) if lookup.outcome == "package" else function
+
+    def _edit_pre_grad(self, module: GraphModule, inputs: Sequence[Any]) -> GraphModule:
+        trace.graph(f"ferrite graph {self.record.graph_id} before pre_grad", module, trace.pre_grad_log)
+        entry = self.record.graph("pre_grad")
+        pipeline.edit_pre_grad(module, self.options, entry, inputs)
+        if any(run.changed for run in entry.passes):
+            trace.graph(f"ferrite graph {self.record.graph_id} after pre_grad", module, trace.pre_grad_log)
+        return module
+
+    def _partition(self, joint: GraphModule, inputs: Sequence[Any], **facts: Any) -> tuple[GraphModule, GraphModule]:
+        """Joint passes, then the user's partitioner or min-cut; what AOTAutograd knows is handed on untouched."""
+        pipeline.edit_joint(joint, self.options, self.record.graph("joint"))
+        split = self.options.partitioner or min_cut_rematerialization_partition
+        return split(joint, inputs, **facts)
+
+    def _compile_backward(self, module: GraphModule, inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
+        context = TracingContext.try_get()
+        if context is not None and context.fw_metadata is not None and not self.options.donate_buffers:
+            # A donated buffer makes a later backward(retain_graph=True) raise, which eager never does.
+            context.fw_metadata.bw_donated_idxs = []
+        # The first backward may run on a thread of autograd's own.
+        with convert_frame.compile_lock:
+            return self._compile_after_autograd(module, inputs, "backward")
+
+    def _compile_after_autograd(
+        self, module: GraphModule, inputs: Sequence[Any], phase: str
+    ) -> Callable[[list[Any]], Any]:
+        """One graph after autograd becomes a boxed callable: compiled, or FX's own code of it if that fails."""
+        record, options, graph_id = self.record.graph(phase), self.options, self.record.graph_id
+        log.info("Ferrite compiles %s graph %d", _LOUD[phase], graph_id)
+        folder = DebugFolder(options, f"graph_{graph_id}_{phase}")
+        with ExitStack() as quiet:
+            quiet.enter_context(_disable_current_modes())
+            quiet.enter_context(preserve_rng_state())
+            quiet.enter_context(without_collection())
+            if phase == "inference":
+                pipeline.edit_joint(module, options, record)
+            trace.graph(f"ferrite graph {graph_id} {phase} before post_grad", module, trace.post_grad_log)
+            folder.captured(module, f"graph_{graph_id}_{phase}")
+            spare = {member: take(member.graph) for _, member in family(module)}
+            try:
+                compiled = scheme_of(options)(module, graph_id, phase, _inputs_of(phase, inputs), options, record)
+            except Exception as error:
+                if options.strict or isinstance(error, UserFault):
+                    raise FerriteError(f"{record.name}", error).with_traceback(error.__traceback__) from error
+                self.record.failures.append(f"{record.name} runs as captured: {type(error).__name__}: {error}")
+                log.warning("Ferrite runs %s as captured: %s: %s", record.name, type(error).__name__, error)
+                for member, snapshot in spare.items():
+                    restore(member, snapshot)
+                return make_boxed_func(module.forward)
+            self.made[phase] = compiled
+            if phase == "forward":
+                _report_strides(module)
+            trace.matrix_products(module)
+            trace.compiled_graph(compiled)
+            trace.graph_record(record, options.compile_mode)
+            folder.compiled(module, compiled, self.record)
+        log.info("Ferrite compiled %s graph %d in %.1f ms", _LOUD[phase], graph_id, 1e3 * record.seconds)
+        return compiled.load() if self.is_guarded else compiled
+
+
+_LOUD = {"forward": "FORWARDS", "backward": "BACKWARDS", "inference": "INFERENCE"}
+
+
+def _inputs_of(phase: str, values: Sequence[Any]) -> pipeline.Inputs:
+    """Which inputs are the same tensors in every call, which the backward may overwrite, and how they lie in memory."""
+    context = TracingContext.try_get()
+    facts = context.fw_metadata if context is not None else None
+    if phase == "backward":
+        donated = facts.bw_donated_idxs if facts is not None else None
+        return pipeline.Inputs(donated=frozenset(donated or ()), values=tuple(values))
+    static = facts.static_input_indices if facts is not None else None
+    return pipeline.Inputs(static=frozenset(static or ()))
+
+
+def _report_strides(module: GraphModule) -> None:
+    """Tell AOTAutograd how the outputs of a forward graph lie, so that it gives the backward inputs that lie so."""
+    context = TracingContext.try_get()
+    if context is not None and context.output_strides is not None:
+        context.output_strides += current_strides(module.graph)
