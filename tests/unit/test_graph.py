@@ -18,7 +18,7 @@ from ferrite.graph.names import name_of, resolve
 from ferrite.graph.query import attribute, family, source_line
 from ferrite.graph.snapshot import take
 from ferrite.graph.strides import note_output_strides, restore_output_strides
-from ferrite.graph.text import parse_graph, show_graph
+from ferrite.graph.text import parse_graph, show_graph, show_type
 from ferrite.graph.values import refresh
 
 aten = torch.ops.aten
@@ -79,6 +79,25 @@ def test_graph_text_reads_back() -> None:
     module = parse_graph(text)
     assert show_graph(module.graph) == text
     check_graph(module, "test", after_autograd=True)
+
+
+def test_graph_text_reads_what_the_module_holds() -> None:
+    text = """def graph(x: f32[2, 4]):
+    w = self.w
+    linear = torch._C._nn.linear(x, w)
+    last = self.inner.last(linear)
+    return (last,)
+"""
+    held = torch.nn.Module()
+    held.w = torch.nn.Parameter(torch.ones(3, 4))
+    held.inner = torch.nn.Module()
+    held.inner.last = torch.nn.Linear(3, 5)
+    module = parse_graph(text, held=held)
+    assert show_graph(module.graph) == text
+    assert [show_type(node.meta["val"]) for node in module.graph.nodes if node.op != "output"] == [
+        "f32[2, 4]", "f32[3, 4]", "f32[2, 3]", "f32[2, 5]",
+    ]  # fmt: skip
+    torch.testing.assert_close(module(torch.ones(2, 4)), (held.inner.last(torch.full((2, 3), 4.0)),))
 
 
 def test_missing_attribute_says_how_far_the_path_goes() -> None:
