@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+from dataclasses import fields
 
 import pytest
 
 import ferrite
-from ferrite.options import MODES, Options, from_environment, resolve
+from ferrite.caching import _WITHOUT_EFFECT
+from ferrite.options import MODES, WITHOUT_EFFECT, Options, from_environment, resolve, with_effect
 
 
 def test_options_on_top_of_a_base() -> None:
@@ -102,6 +104,11 @@ def test_unknown_environment_variable_is_reported(caplog: pytest.LogCaptureFixtu
 def test_convenience_refuses_before_the_first_call() -> None:
     with pytest.raises(RuntimeError, match="Unknown Ferrite option"):
         ferrite.compile(lambda x: x, strcit=True)
+
+
+def test_what_no_rewrite_may_ask_for_is_what_the_cache_does_not_look_at() -> None:
+    assert WITHOUT_EFFECT == _WITHOUT_EFFECT
+    assert with_effect(Options()).keys() == {entry.name for entry in fields(Options)} - _WITHOUT_EFFECT
 
 
 def test_importing_the_package_is_light() -> None:
