@@ -39,6 +39,7 @@ from ferrite.artifact.compiled import CompiledGraph, Facts
 from ferrite.graph.joint import JOINT
 from ferrite.graph.post_grad import MUTATE, POST_GRAD, PREPARE
 from ferrite.graph.pre_grad import PASSES as PRE_GRAD
+from ferrite.graph.pre_grad.aten_forms import normalise_aten, spell_as_aten
 from ferrite.graph.strides import note_output_strides, restore_output_strides
 from ferrite.graph.text import parse_graph, read_type, show_graph
 from ferrite.host.nodes import HostProgram
@@ -53,7 +54,7 @@ from ferrite.report.record import GraphRecord
 HERE = Path(__file__).parent
 SEPARATOR = "---- after\n"
 PASSES = {entry.name: entry.run for entry in PRE_GRAD} | {
-    run.__name__: run for run in (*JOINT, *PREPARE, *POST_GRAD, *MUTATE)
+    run.__name__: run for run in (normalise_aten, spell_as_aten, *JOINT, *PREPARE, *POST_GRAD, *MUTATE)
 }
 # Another order of the same sums and products.
 ROUND_ELSEWHERE = {
