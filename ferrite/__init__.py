@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "bisect", "cache", "compile", "errors", "last_record", "list_mode_options", "list_options", "register_pass",
-    "register_pattern", "release_memory", "reset",
+    "bisect", "cache", "compile", "errors", "if_option", "last_record", "list_mode_options", "list_options",
+    "register_pass", "register_pattern", "release_memory", "reset",
 ]  # fmt: skip
 
 
@@ -83,6 +83,15 @@ def register_pattern(search: Any, replacement: Any, example_inputs: Any, **setti
     from ferrite.extension import register_pattern
 
     return register_pattern(search, replacement, example_inputs, **settings)
+
+
+def if_option(name: str, wanted: Any = True) -> Any:
+    """An `extra_check` for a pattern that is only for compiles in which an option has this value."""
+    from ferrite.extension import if_option
+    from ferrite.options import Options, resolve
+
+    resolve(Options(), None, {name: wanted})  # a misspelt option is an error here
+    return if_option(name, wanted)
 
 
 def last_record() -> Record | None:

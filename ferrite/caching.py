@@ -24,7 +24,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -50,15 +50,14 @@ from ferrite.artifact.key import Fields, digest, fields_of, fields_of_machine
 from ferrite.artifact.outline import outline_of
 from ferrite.artifact.store import GRAPHS, OBJECTS, Store, default_folder
 from ferrite.errors import BrokenCache, Unsupported
-from ferrite.options import Options, from_environment
+from ferrite.options import Options, from_environment, with_effect
 from ferrite.report.record import GraphRecord, Record
 
 log = logging.getLogger(__name__)
 
 MOST_UNDER_ONE_KEY = 8  # entries that differ in what their sizes must satisfy
 
-# Options that do not change what is made; and those under which a compile is looked at, which a hit would skip.
-_WITHOUT_EFFECT = frozenset({"cache", "cache_dir", "cache_megabytes", "debug_dir", "strict", "partitioner"})
+# Options under which a compile is looked at, which a hit would skip.
 _LOOKED_AT = {"bisect_limit": None, "bisect_rewrites": None, "numeric_check": (), "debug": False, "keep_text": False,
               "explain_patterns": (), "compile_mode": "normal"}  # fmt: skip
 
@@ -180,12 +179,8 @@ def _options_text(options: Options) -> Mapping[str, str]:
         raise Unsupported("the partitioner has no uuid()")
     if torch._dynamo.compiled_autograd.in_compiled_autograd_region or torch._dynamo.config.compiled_autograd:
         raise Unsupported("compiled autograd is on")
-    texts = {name: repr(getattr(options, name)) for name in _field_names() if name not in _WITHOUT_EFFECT}
+    texts = {name: repr(value) for name, value in with_effect(options).items()}
     return texts | {"partitioner": str(partitioner.uuid()) if partitioner is not None else "None"}
-
-
-def _field_names() -> list[str]:
-    return [field.name for field in fields(Options)]
 
 
 # ---- guards: expressions over the symbolic inputs in order, L['t0'], L['t1'], ...

@@ -34,7 +34,8 @@ from ferrite.graph.check import check_graph
 from ferrite.graph.ledger import ledger_of
 from ferrite.graph.names import name_of
 from ferrite.graph.order import sort_nodes
-from ferrite.graph.pattern.match import Match
+from ferrite.graph.pattern.check import Check
+from ferrite.graph.pattern.check import if_option as if_option
 from ferrite.graph.pattern.traced import TracedPattern
 from ferrite.graph.snapshot import changed_nodes, take
 
@@ -136,7 +137,7 @@ def register_pattern(
     replacement: Callable[..., Any] | None,
     example_inputs: Sequence[Any],
     *,
-    extra_check: Callable[[Match], Any] | None = None,
+    extra_check: Check | None = None,
     scalars: Mapping[str, Any] | None = None,
     stage: str = "post_grad",
     name: str | None = None,
@@ -150,9 +151,9 @@ def register_pattern(
 
     Both are functions of the same parameters, called with tensors like `example_inputs`; after autograd they are traced
     to aten, before autograd they are taken as written. `scalars` gives the parameters that are numbers a value each
-    that stands nowhere else in `search`. `extra_check(match)` may say no; `match["x"]` is the node behind a parameter.
-    With `joint` (in the stage of that name) the function is looked for together with its gradients by the example
-    inputs that require them, and so is replaced.
+    that stands nowhere else in `search`. `extra_check(match)` may say no, or in a text why not; `match["x"]` is the
+    node behind a parameter. With `joint` (in the stage of that name) the function is looked for together with its
+    gradients by the example inputs that require them, and so is replaced.
 
     With `lowering`, and None for a replacement, what is found becomes loops by that function when the graph is lowered:
     it is called as `search` is, with tensors of `ferrite.lower.value`, and gives what a row of the table of lowerings

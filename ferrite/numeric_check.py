@@ -20,7 +20,7 @@ from ferrite.graph.ledger import keep_ledger
 from ferrite.graph.query import family
 from ferrite.graph.snapshot import copy_module
 from ferrite.graph.trial import NotTried, Trial, difference, run_trial
-from ferrite.options import Options
+from ferrite.options import Options, with_effect
 from ferrite.passes import GraphPass
 from ferrite.report.record import GraphRecord
 
@@ -58,6 +58,7 @@ class NumericCheck:
         self._inputs = inputs
         self._settings = SETTINGS | dict(dict(options.numeric_check)[stage])
         self._strict = options.strict
+        self._asked = with_effect(options)
 
     def report(self, module: GraphModule, passes: Sequence[GraphPass], record: GraphRecord) -> None:
         try:
@@ -101,7 +102,7 @@ class NumericCheck:
 
     def _apply(self, module: GraphModule, place: int, run: GraphPass, limit: int | None) -> list[str]:
         _, member = list(family(module))[place]
-        with keep_ledger(member.graph, run.__name__, limit) as ledger:
+        with keep_ledger(member.graph, run.__name__, limit, options=self._asked) as ledger:
             run(member.graph)
         member.recompile()
         return [", ".join(decision.subjects) for decision in ledger.decisions if decision.taken]

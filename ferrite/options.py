@@ -124,6 +124,9 @@ MODES: dict[str, dict[str, Any]] = {
     "max-autotune-no-cudagraphs": {},
 }
 
+# Options that do not change what is made: no part of what a compiled graph is found by, so that no rewrite may ask.
+WITHOUT_EFFECT = frozenset({"cache", "cache_dir", "cache_megabytes", "debug_dir", "strict", "partitioner"})
+
 _CHOICES = {"compile_mode": SCHEMES, "executor": EXECUTORS, "host": HOSTS, "cache": CACHES}
 _FIELDS = {entry.name: entry for entry in fields(Options)}
 _KINDS: dict[str, tuple[type, ...]] = {
@@ -165,6 +168,11 @@ def resolve(base: Options, mode: str | None, options: Mapping[str, Any] | None) 
             raise RuntimeError(_unknown("option", str(given), _FIELDS))
         settings[name] = _typed(name, value)
     return replace(base, **settings) if settings else base
+
+
+def with_effect(options: Options) -> dict[str, Any]:
+    """The options that may change what is made, by name."""
+    return {name: getattr(options, name) for name in _FIELDS if name not in WITHOUT_EFFECT}
 
 
 def from_environment(environment: Mapping[str, str]) -> Options:

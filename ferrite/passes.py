@@ -27,7 +27,7 @@ from ferrite.graph.ledger import keep_ledger
 from ferrite.graph.query import family
 from ferrite.graph.snapshot import restore, take
 from ferrite.graph.text import show_graph
-from ferrite.options import Options
+from ferrite.options import Options, with_effect
 from ferrite.report.record import GraphRecord, PassRun
 
 if TYPE_CHECKING:
@@ -83,6 +83,7 @@ def _edit_one(
     spare = take(module.graph)
     changed, decisions = 0, len(record.decisions)
     facts: dict[str, Any] = {}
+    explain, asked = options.explain_patterns, with_effect(options)
     text = show_graph(module.graph) if options.keep_text else None
     for position, run in enumerate(passes):
         where = f"{stage}.{run.__name__}"
@@ -94,7 +95,7 @@ def _edit_one(
         start = time.perf_counter()
         try:
             allowed = _rewrites_allowed(number, options)
-            with keep_ledger(module.graph, run.__name__, allowed, options.explain_patterns, facts) as ledger:
+            with keep_ledger(module.graph, run.__name__, allowed, explain, facts, asked) as ledger:
                 count = run(module.graph)
             if count != ledger.taken:
                 facts.clear()  # edited by other means than the judge, who keeps them right

@@ -6,7 +6,7 @@ The runner opens a ledger for a graph before a pass runs and reads it afterwards
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,12 +20,14 @@ from ferrite.decisions import Decision
 @dataclass
 class Ledger:
     """`limit`: how many rewrites may be made; None: all of them. `explain`: nodes, or "all", for which patterns say why
-    they do not fit. `facts`: what is known of the graph, handed on from pass to pass while it stays true."""
+    they do not fit. `facts`: what is known of the graph, handed on from pass to pass while it stays true. `options`: of
+    the compile, for checks of patterns that ask for one by name."""
 
     name: str = "rewrite"
     limit: int | None = None
     explain: tuple[str, ...] = ()
     facts: dict[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
     taken: int = 0
     decisions: list[Decision] = field(default_factory=list)
 
@@ -55,10 +57,11 @@ def keep_ledger(
     limit: int | None = None,
     explain: tuple[str, ...] = (),
     facts: dict[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> Iterator[Ledger]:
     """The ledger of `graph` while a pass runs over it."""
     before = _open.get(graph)
-    ledger = _open[graph] = Ledger(name, limit, explain, {} if facts is None else facts)
+    ledger = _open[graph] = Ledger(name, limit, explain, {} if facts is None else facts, options or {})
     try:
         yield ledger
     finally:

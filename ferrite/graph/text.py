@@ -5,12 +5,14 @@
         return (mm,)
 
 A tensor's type says dtype and sizes; strides are added when the tensor is not contiguous: `f32[8, 4].stride(1, 8)`.
-What `parse_graph` gives carries fake values, so that passes and checks work on it as on a captured graph.
+What the module holds is read as `w = self.w` and called as `y = self.conv(x)`. What `parse_graph` gives carries fake
+values, so that passes and checks work on it as on a captured graph.
 """
 
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,7 +23,7 @@ from torch.fx.node import map_aggregate
 
 from ferrite.errors import Malformed, Unsupported
 from ferrite.graph.names import name_of, resolve
-from ferrite.graph.query import source_line
+from ferrite.graph.query import attribute, source_line
 from ferrite.syntax import Named, Ref, dotted, read, show, show_call
 
 SHORT_DTYPES: dict[torch.dtype, str] = {
@@ -113,12 +115,14 @@ def type_of_list(value: Any) -> type:
     return tuple if isinstance(value, tuple) else list
 
 
-def parse_graph(text: str, fake_mode: FakeTensorMode | None = None) -> GraphModule:
-    """A graph from its text, every call with its fake value. Raises `Malformed` with the line that does not fit."""
+def parse_graph(text: str, fake_mode: FakeTensorMode | None = None, held: torch.nn.Module | None = None) -> GraphModule:
+    """A graph from its text, every call with its fake value; `held` is what the text calls `self`. Raises `Malformed`
+    with the line that does not fit."""
     (function,) = ast.parse(text).body
     if not isinstance(function, ast.FunctionDef):
         raise Malformed("graph text is one function", where="graph.text", program=text)
     graph, nodes = Graph(), {}
+    held = held or torch.nn.Module()
     fake_mode = fake_mode or FakeTensorMode(shape_env=ShapeEnv())
     for argument in function.args.args:
         node = graph.placeholder(argument.arg)
@@ -128,12 +132,18 @@ def parse_graph(text: str, fake_mode: FakeTensorMode | None = None) -> GraphModu
     for statement in function.body:
         match statement:
             case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call() as call):
-                nodes[name] = _read_call(graph, name, call, nodes, fake_mode)
+                nodes[name] = _read_call(graph, name, call, nodes, fake_mode, held)
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Attribute() as path):
+                target = dotted(path).removeprefix("self.")
+                nodes[name] = graph.create_node("get_attr", target, name=name)
+                nodes[name].meta["val"] = fake_mode.from_tensor(attribute(held, target), static_shapes=True)
             case ast.Return(value=ast.expr() as value):
                 graph.output(_as_fx(read(value, nodes.__contains__), nodes))
             case _:
-                raise Malformed("expected a call or a return", where="graph.text", program=ast.unparse(statement))
-    return GraphModule(torch.nn.Module(), graph)
+                raise Malformed(
+                    "expected a call, an attribute or a return", where="graph.text", program=ast.unparse(statement)
+                )
+    return GraphModule(held, graph)
 
 
 def read_type(text: str) -> torch.Tensor:
@@ -179,24 +189,42 @@ def _dtype_and_sizes(tensor: ast.Subscript | ast.Name) -> tuple[torch.dtype, lis
     return dtype, list(tensor.slice.elts) if isinstance(tensor.slice, ast.Tuple) else [tensor.slice]
 
 
-def _read_call(graph: Graph, name: str, call: ast.Call, nodes: dict[str, Node], fake_mode: FakeTensorMode) -> Node:
+def _read_call(
+    graph: Graph,
+    name: str,
+    call: ast.Call,
+    nodes: dict[str, Node],
+    fake_mode: FakeTensorMode,
+    held: torch.nn.Module,
+) -> Node:
     args = tuple(_as_fx(read(arg, nodes.__contains__), nodes) for arg in call.args)
     kwargs = {str(word.arg): _as_fx(read(word.value, nodes.__contains__), nodes) for word in call.keywords}
     target: Any
     match call.func:
         case ast.Attribute(value=ast.Name(id=owner), attr=target) if owner in nodes:
             node = graph.create_node("call_method", target, (nodes[owner], *args), kwargs, name)
+            function = getattr(torch.Tensor, target)
+        case ast.Attribute() as path if dotted(path).startswith("self."):
+            target = dotted(path).removeprefix("self.")
+            node = graph.create_node("call_module", target, args, kwargs, name)
+            function = _on_fakes(attribute(held, target), fake_mode)
         case _:
-            target = resolve(dotted(call.func))
+            function = target = resolve(dotted(call.func))
             node = graph.create_node("call_function", target, args, kwargs, name)
     fake_args, fake_kwargs = torch.fx.node.map_arg((node.args, kwargs), lambda source: source.meta["val"])
-    function = getattr(torch.Tensor, target) if isinstance(target, str) else target
     with torch.no_grad(), fake_mode:
         node.meta["val"] = function(*fake_args, **fake_kwargs)
     bindings = compute_unbacked_bindings(fake_mode.shape_env, node.meta["val"])
     if bindings:
         node.meta["unbacked_bindings"] = bindings
     return node
+
+
+def _on_fakes(module: torch.nn.Module, fake_mode: FakeTensorMode) -> Callable[..., Any]:
+    """A call of a module with fake tensors in place of all that it holds."""
+    state = [*module.named_parameters(), *module.named_buffers()]
+    fakes = {name: fake_mode.from_tensor(value, static_shapes=True) for name, value in state}
+    return lambda *args, **kwargs: torch.func.functional_call(module, fakes, args, kwargs)
 
 
 def _as_fx(value: Any, nodes: dict[str, Node]) -> Any:

@@ -12,6 +12,12 @@
         view = aten.reshape.default(x, [3, 4])
         return (view,)
 
+What the graph's module holds stands above the graph, a line each, with its type or with what makes it:
+
+    self.w: f32[6, 4]
+    self.skip: torch.nn.Identity()
+    def graph(x: f32[2, 4]):
+
 The folder names the stage: `post_grad` (and its sisters) run the named graph passes, `host` goes on to a host
 program, and `python` to the code that runs. `pytest --bless` rewrites the lower half. Both halves are also executed
 on random data, and must agree: every golden is a correctness test as well.
@@ -33,8 +39,9 @@ from ferrite.artifact.compiled import CompiledGraph, Facts
 from ferrite.graph.joint import JOINT
 from ferrite.graph.post_grad import MUTATE, POST_GRAD, PREPARE
 from ferrite.graph.pre_grad import PASSES as PRE_GRAD
+from ferrite.graph.pre_grad.aten_forms import normalise_aten, spell_as_aten
 from ferrite.graph.strides import note_output_strides, restore_output_strides
-from ferrite.graph.text import parse_graph, show_graph
+from ferrite.graph.text import parse_graph, read_type, show_graph
 from ferrite.host.nodes import HostProgram
 from ferrite.host.plan import plan_all
 from ferrite.host.text import parse_program, show_program
@@ -47,12 +54,13 @@ from ferrite.report.record import GraphRecord
 HERE = Path(__file__).parent
 SEPARATOR = "---- after\n"
 PASSES = {entry.name: entry.run for entry in PRE_GRAD} | {
-    run.__name__: run for run in (*JOINT, *PREPARE, *POST_GRAD, *MUTATE)
+    run.__name__: run for run in (normalise_aten, spell_as_aten, *JOINT, *PREPARE, *POST_GRAD, *MUTATE)
 }
 # Another order of the same sums and products.
 ROUND_ELSEWHERE = {
     "batch_layernorm", "batch_linear", "batch_linear_lhs", "batch_sigmoid", "batch_tanh", "channels_last",
-    "einsum_to_pointwise", "scale_conv_by_bn", "transpose_linear_input", "transpose_linear_output", "transpose_matmul",
+    "einsum_to_pointwise", "fold_conv_bn", "scale_conv_by_bn", "transpose_linear_input", "transpose_linear_output",
+    "transpose_matmul",
 }  # fmt: skip
 
 
@@ -134,24 +142,41 @@ def golden_files() -> list[Path]:
 def test_golden(path: Path, pytestconfig: pytest.Config) -> None:
     upper, separator, expected = path.read_text().partition(SEPARATOR)
     assert separator, f"{path.name} has no line {SEPARATOR!r}"
-    remark, names, before = split(upper)
+    remark, names, held, before = split(upper)
     assert remark, f"{path.name} does not say what it shows"
-    assert show_graph(parse_graph(before).graph) == before, "the text before must be as the printer writes it"
-    outcome = STAGES[path.parent.name](parse_graph(before), names)
+    assert show_graph(parse(before, held).graph) == before, "the text before must be as the printer writes it"
+    outcome = STAGES[path.parent.name](parse(before, held), names)
     if pytestconfig.getoption("--bless"):
         path.write_text(upper + SEPARATOR + outcome.text)
     else:
         assert outcome.text == expected
-    assert_same_results(parse_graph(before), outcome)
+    assert_same_results(parse(before, held), outcome)
 
 
-def split(upper: str) -> tuple[str, list[str], str]:
-    """The remark, the names of what to run, and the program."""
+def split(upper: str) -> tuple[str, list[str], list[str], str]:
+    """The remark, the names of what to run, what the module holds, and the program."""
     lines = upper.splitlines(keepends=True)
     remark = [line for line in lines if line.startswith("#")]
-    rest = [line for line in lines if not line.startswith("#")]
+    held = [line.strip() for line in lines if line.startswith("self.")]
+    rest = [line for line in lines if not line.startswith(("#", "self."))]
     names = rest[0].strip().split(", ")
-    return "".join(remark), names, "".join(rest[1:]).strip() + "\n"
+    return "".join(remark), names, held, "".join(rest[1:]).strip() + "\n"
+
+
+def parse(text: str, held: list[str]) -> GraphModule:
+    """The graph, and a module that holds the same positive numbers in every call and is not in training."""
+    module = torch.nn.Module()
+    for line in held:
+        name, _, made = line.removeprefix("self.").partition(": ")
+        if made.startswith("torch.nn."):
+            setattr(module, name, eval(made))
+        else:
+            module.register_buffer(name, torch.empty_like(read_type(made), device="cpu"))
+    generator = torch.Generator().manual_seed(0)
+    for tensor in module.state_dict().values():
+        if tensor.is_floating_point():
+            tensor.uniform_(0.5, 1.5, generator=generator)
+    return parse_graph(text, held=module.eval())
 
 
 def assert_same_results(module: GraphModule, outcome: Outcome) -> None:
@@ -183,10 +208,8 @@ def random_inputs(module: GraphModule) -> list[Any]:
 
 # What AOTAutograd says of outputs has no text: these are tested on captured graphs, in tests/unit.
 NEEDS_ROLES = {"keep_saved_inputs"}
-# Modules have no text either: tests/pre_grad/test_remove_identity.py.
-NEEDS_MODULES = {"remove_identity"}
 
 
 def test_every_pass_has_a_golden() -> None:
     shown = {name for path in golden_files() for name in split(path.read_text().partition(SEPARATOR)[0])[1]}
-    assert set(PASSES) - NEEDS_ROLES - NEEDS_MODULES <= shown
+    assert set(PASSES) - NEEDS_ROLES <= shown

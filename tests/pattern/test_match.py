@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from ferrite.decisions import Decision
 from ferrite.errors import Malformed
 from ferrite.graph.ledger import keep_ledger
+from ferrite.graph.pattern.check import if_option
 from ferrite.graph.pattern.match import Match, find_match
 from ferrite.graph.pattern.nodes import AllUses, Anything, Each, Hole, Op, Several, any_call, holes, op
 from ferrite.graph.pattern.regions import Regions, is_barrier
@@ -269,10 +271,33 @@ class TestTable:
         table.add("three", op(aten.sin.default, A), lambda match: None, also="another constant")
         assert [entry.name for entry in table.entries] == ["one", "three"]
 
-    def test_a_check_says_no(self) -> None:
-        table = PatternTable()
-        table.add("never", op(aten.sin.default, A), lambda match: None, check=lambda match: False)
-        assert table.apply(graph(self.BODY).graph) == 0
+    @pytest.mark.parametrize(
+        ("answer", "reason"), [(False, "its check says no"), ("too small", "too small"), ("", "its check says no")]
+    )
+    def test_a_check_says_no(self, answer: Any, reason: str) -> None:
+        table, module = PatternTable(), graph(self.BODY)
+        table.add("never", op(aten.sin.default, A), lambda match: None, check=lambda match: answer)
+        with keep_ledger(module.graph, "table") as ledger:
+            assert table.apply(module.graph) == 0
+        assert ledger.decisions == [Decision("table", (name,), False, reason) for name in ("two", "one")]
+
+    @pytest.mark.parametrize(("wanted", "found"), [(True, 2), (False, 0)])
+    def test_an_option_is_asked_for_by_name(self, wanted: bool, found: int) -> None:
+        table, module = PatternTable(), graph(self.BODY)
+        table.add("some", op(aten.sin.default, A), lambda match: None, check=if_option("runtime_asserts", wanted))
+        with keep_ledger(module.graph, "table", options={"runtime_asserts": True}) as ledger:
+            assert table.apply(module.graph) == found
+        refused = {decision.reason for decision in ledger.decisions if not decision.taken}
+        assert refused == (set() if found else {"the option runtime_asserts is True, not False"})
+
+    def test_an_option_that_nobody_may_ask_for(self) -> None:
+        table, module = PatternTable(), graph(self.BODY)
+        table.add("some", op(aten.sin.default, A), lambda match: None, check=if_option("strict"))
+        with (
+            keep_ledger(module.graph, "table", options={"b": 1, "a": 2}),
+            pytest.raises(ValueError, match=r"cannot ask for the option 'strict'; it can for a, b"),
+        ):
+            table.apply(module.graph)
 
     def test_says_why_not(self) -> None:
         table, said = PatternTable(), []
@@ -346,6 +371,17 @@ class TestBarriers:
         x = plain.placeholder("x")
         assert not is_barrier(plain.call_function(wrapped, (aten.copy_.default,), {"self": x, "src": x}))
         assert is_barrier(plain.call_function(aten.copy_.default, (x, x)))
+
+    def test_a_write_stands_between_two_regions(self) -> None:
+        module = graph(
+            "one = aten.sin.default(x)\ntwo = aten.cos.default(x)\nwrite = aten.zero_.default(y)\n"
+            "add = aten.add.Tensor(one, two)\nreturn (add,)"
+        )
+        regions = Regions(module.graph)
+        one, two, write, add = (node(module, name) for name in ("one", "two", "write", "add"))
+        assert regions.of(one) == regions.of(two) < regions.of(write) < regions.of(add)
+        assert regions.reach_across([one, add])
+        assert not regions.reach_across([one, two])
 
     def test_shifts_are_no_writes(self) -> None:
         captured = capture(lambda x: (x >> 1) + 1, [torch.arange(4)])

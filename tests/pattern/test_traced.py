@@ -13,6 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 import ferrite
+from ferrite import pipeline
 from ferrite.extension import register_pattern, with_user_passes
 from ferrite.graph.pattern import trace as tracing
 from ferrite.graph.pattern.match import find_match
@@ -21,7 +22,10 @@ from ferrite.graph.pattern.splice import replace_by_example
 from ferrite.graph.pattern.table import PatternTable
 from ferrite.graph.pattern.traced import TracedPattern
 from ferrite.graph.text import parse_graph, show_graph
-from tests.pre_grad.harness import keeps, rewrites
+from ferrite.options import Options, resolve
+from ferrite.registry import digest
+from ferrite.report.record import GraphRecord
+from tests.pre_grad.harness import capture, keeps, rewrites
 
 aten = torch.ops.aten
 
@@ -401,9 +405,41 @@ class TestRegister:
         torch.testing.assert_close(found, x.cos() * y)
         assert sum(run.changed or 0 for run in record.passes if run.name == "search") == 1
 
-    def test_the_digest_follows_both_functions(self) -> None:
-        from ferrite.registry import digest
+    @pytest.mark.parametrize("stage", ["pre_grad", "post_grad"])
+    @pytest.mark.parametrize("asked", [True, False])
+    def test_only_with_an_option(self, stage: str, asked: bool) -> None:
+        x = torch.randn(4)
+        torch._dynamo.reset()
+        settings = {"extra_check": ferrite.if_option("fallback_random"), "stage": stage, "name": "wrong"}
+        options = {"strict": True, "fallback_random": asked}
+        with ferrite.register_pattern(lambda x: x.sin(), lambda x: x.cos(), [x], **settings):
+            found = torch.compile(lambda x: x.sin(), backend="ferrite", options=options)(x)
+            record = ferrite.last_record()
+        torch.testing.assert_close(found, x.cos() if asked else x.sin())
+        reasons = [one.reason for one in record.decisions if one.what == "wrong" and not one.taken]
+        assert reasons == ([] if asked else ["the option fallback_random is False, not True"])
 
+    def test_the_numeric_check_runs_it_with_the_same_options(self) -> None:
+        x = torch.randn(4)
+        options = resolve(Options(), None, {"numeric_check": {"pre_grad": {}}})
+        settings = {"extra_check": ferrite.if_option("fallback_random", False), "stage": "pre_grad", "name": "wrong"}
+        captured, record = capture(lambda x: x.sin(), [x]), GraphRecord("test", "pre_grad")
+        with register_pattern(lambda x: x.sin(), lambda x: x.cos(), [x], **settings):
+            pipeline.edit_pre_grad(captured.module, options, record, [x])
+        assert [one.subjects for one in record.decisions if one.what == "numeric_check"] == [("wrong",)]
+
+    def test_an_option_that_does_not_exist(self) -> None:
+        with pytest.raises(RuntimeError, match="Did you mean 'fallback_random'"):
+            ferrite.if_option("fallback_randon")
+
+    def test_the_digest_follows_the_option(self) -> None:
+        seen = []
+        for check in (ferrite.if_option("strict"), ferrite.if_option("check"), ferrite.if_option("check", False)):
+            with register_pattern(lambda x: x.sin(), lambda x: x.cos(), [torch.randn(2)], extra_check=check):
+                seen.append(digest())
+        assert len(set(seen)) == 3
+
+    def test_the_digest_follows_both_functions(self) -> None:
         seen = []
         for replacement in (lambda x: x.cos(), lambda x: x.tan()):
             with register_pattern(lambda x: x.sin(), replacement, [torch.randn(2)]):

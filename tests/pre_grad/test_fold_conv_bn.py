@@ -111,19 +111,6 @@ def test_padding_by_name_and_large_eps() -> None:
     folds(Pair(nn.Conv2d(4, 6, 3, padding="same"), normal(2, 6, eps=0.25)), torch.randn(2, 4, 6, 6))
 
 
-def test_text() -> None:
-    outcome = folds(Inlined(nn.Conv1d(4, 6, 2), normal(1, 6)), torch.randn(2, 4, 6))
-    assert outcome.after == (
-        "def graph(x: f32[2, 4, 6]):\n"
-        "    folded_weight_0 = self.folded_weight_0\n"
-        "    folded_bias_0 = self.folded_bias_0\n"
-        "    conv1d_1 = torch.conv1d("
-        "x, folded_weight_0, folded_bias_0, stride=(1,), padding=(0,), dilation=(1,), groups=1)\n"
-        "    relu = torch.nn.functional.relu(conv1d_1, inplace=False)\n"
-        "    return relu\n"
-    )
-
-
 def test_folded_values_are_no_state() -> None:
     outcome = folds(Pair(nn.Conv1d(4, 6, 2), normal(1, 6)), torch.randn(2, 4, 6))
     assert not [name for name in outcome.module.state_dict() if "folded" in name]

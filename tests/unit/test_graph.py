@@ -16,9 +16,9 @@ from ferrite.graph.decompose import decomposition_table
 from ferrite.graph.describe import device_types, mutated_inputs, output_strides
 from ferrite.graph.names import name_of, resolve
 from ferrite.graph.query import attribute, family, source_line
-from ferrite.graph.snapshot import take
+from ferrite.graph.snapshot import copy_module, take
 from ferrite.graph.strides import note_output_strides, restore_output_strides
-from ferrite.graph.text import parse_graph, show_graph
+from ferrite.graph.text import parse_graph, show_graph, show_type
 from ferrite.graph.values import refresh
 
 aten = torch.ops.aten
@@ -79,6 +79,44 @@ def test_graph_text_reads_back() -> None:
     module = parse_graph(text)
     assert show_graph(module.graph) == text
     check_graph(module, "test", after_autograd=True)
+
+
+def test_graph_text_reads_what_the_module_holds() -> None:
+    text = """def graph(x: f32[2, 4]):
+    w = self.w
+    linear = torch._C._nn.linear(x, w)
+    last = self.inner.last(linear)
+    return (last,)
+"""
+    held = torch.nn.Module()
+    held.w = torch.nn.Parameter(torch.ones(3, 4))
+    held.inner = torch.nn.Module()
+    held.inner.last = torch.nn.Linear(3, 5)
+    module = parse_graph(text, held=held)
+    assert show_graph(module.graph) == text
+    assert [show_type(node.meta["val"]) for node in module.graph.nodes if node.op != "output"] == [
+        "f32[2, 4]", "f32[3, 4]", "f32[2, 3]", "f32[2, 5]",
+    ]  # fmt: skip
+    torch.testing.assert_close(module(torch.ones(2, 4)), (held.inner.last(torch.full((2, 3), 4.0)),))
+
+
+def test_a_copy_has_graphs_of_its_own_and_shares_what_they_hold() -> None:
+    text = "def graph(x: f32[4]):\n    w = self.w\n    mul = aten.mul.Tensor(x, w)\n    return (mul,)\n"
+    held = torch.nn.Module()
+    held.w = torch.nn.Parameter(torch.ones(4))
+    module = parse_graph(text, held=held)
+    module.child = parse_graph(text, held=held)
+    module.graph.get_attr("child")
+    made = copy_module(module)
+    for one in (made, made.child):
+        for node in one.graph.find_nodes(op="call_function", target=aten.mul.Tensor):
+            node.target = aten.add.Tensor
+    assert "mul.Tensor" in show_graph(module.graph)
+    assert "mul.Tensor" in show_graph(module.child.graph)
+    assert "add.Tensor" in show_graph(made.child.graph)
+    assert made.w is module.w is held.w
+    values = [{node.name: id(node.meta.get("val")) for node in one.graph.nodes} for one in (module, made)]
+    assert values[0] == values[1]
 
 
 def test_missing_attribute_says_how_far_the_path_goes() -> None:

@@ -2,6 +2,7 @@
 
 nodes.py     what a pattern is made of
 match.py     whether it stands at a node
+check.py     what else is asked of it there
 regions.py   what it must not reach across
 table.py     many patterns over one graph, by the op they end in
 trace.py     a pattern from a function

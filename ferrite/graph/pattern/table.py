@@ -14,10 +14,10 @@ from typing import Any
 
 from torch._ops import OpOverload
 from torch.fx import Graph, Node
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ferrite.graph.arguments import kind
 from ferrite.graph.ledger import ledger_of
+from ferrite.graph.pattern.check import Check, objection
 from ferrite.graph.pattern.match import Match, find_match
 from ferrite.graph.pattern.nodes import Op, Several, ends_of
 from ferrite.graph.pattern.regions import Regions
@@ -25,14 +25,13 @@ from ferrite.graph.pattern.text import show_pattern
 
 log = logging.getLogger(__name__)
 
-Act = Callable[[Match], "bool | None"]
-Check = Callable[[Match], bool]
+Act = Callable[[Match], "bool | str | None"]
 Explain = Callable[[str, str, str], None]  # the pattern, the node, and why it does not fit
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A pattern with what is done when it is found; `act` may say False: then it was not."""
+    """A pattern with what is done when it is found; `act` may say False, or in a text why not: then it was not."""
 
     name: str
     pattern: Op | Several
@@ -116,9 +115,11 @@ class PatternTable:
             return f"{heard[-1][0]}: {heard[-1][1]()}" if heard else "does not fit"
         if regions.reach_across(match.nodes):
             return "reaches across a write or a switch of mode"
-        if entry.check is not None and not is_true(entry.check(match)):
-            return "its check says no"
-        return "was found and left alone" if entry.act(match) is False else None
+        answer = objection(entry.check, match) or entry.act(match)
+        if isinstance(answer, str):
+            ledger_of(node.graph).refuse((node.name,), answer)
+            return answer
+        return "was found and left alone" if answer is False else None
 
 
 def _to_log(names: tuple[str, ...]) -> Explain:
@@ -137,8 +138,3 @@ def _keys(end: Op) -> Iterable[Any]:
             yield from (getattr(target, name) for name in target.overloads())
         else:
             yield target
-
-
-def is_true(answer: Any) -> bool:
-    """A condition on sizes that vary is no unless it can be proved."""
-    return statically_known_true(answer)

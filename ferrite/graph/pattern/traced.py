@@ -20,11 +20,12 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from ferrite.graph.build import Builder, CannotBuild
+from ferrite.graph.pattern.check import Check, objection
 from ferrite.graph.pattern.lowering import Lowering, as_call
 from ferrite.graph.pattern.match import Match, find_match
 from ferrite.graph.pattern.nodes import Op, Several, holes
 from ferrite.graph.pattern.splice import splice, varying_sizes
-from ferrite.graph.pattern.table import Explain, PatternTable, is_true
+from ferrite.graph.pattern.table import Explain, PatternTable
 from ferrite.graph.pattern.text import parse_pattern, show_pattern
 from ferrite.graph.pattern.trace import (
     parameter_names,
@@ -51,7 +52,7 @@ class TracedPattern:
     replacement: Callable[..., Any] | None
     inputs: Sequence[Any]
     stage: str = "post_grad"
-    extra_check: Callable[[Match], Any] | None = None
+    extra_check: Check | None = None
     scalars: Mapping[str, Any] = field(default_factory=dict)
     text: str | None = None
     joint: bool = False
@@ -98,9 +99,9 @@ class TracedPattern:
 
     # Before autograd.
 
-    def _rewrite(self, match: Match, sound: Soundness) -> bool:
-        if self.extra_check is not None and not is_true(self.extra_check(match)):
-            return False
+    def _rewrite(self, match: Match, sound: Soundness) -> bool | str:
+        if reason := objection(self.extra_check, match):
+            return reason
         assert self.replacement is not None
         module = trace_before_autograd(self.replacement)
         ends = [end for end in match.ends if end is not None]
@@ -126,7 +127,7 @@ class TracedPattern:
 
     # After autograd.
 
-    def _splice(self, match: Match) -> bool:
+    def _splice(self, match: Match) -> bool | str:
         names = [name for name in parameter_names(self.search) if name not in self.scalars]
         names += [name for name in _tangents(len(match.names)) if name in match.names]
         nodes = [match.names.get(name) for name in names]
@@ -147,8 +148,8 @@ class TracedPattern:
         exact = Match({**numbers, **exact.names}, exact.nodes, exact.ends)
         if any(exact.names.get(name) is not match.names[name] for name in names):
             return False
-        if self.extra_check is not None and not is_true(self.extra_check(exact)):
-            return False
+        if reason := objection(self.extra_check, exact):
+            return reason
         if self.lowering is not None:
             replaced = as_call(searched, self.name, Lowering(self.lowering, tuple(names), numbers))
         else:

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from typing import Any
 
 import torch
@@ -68,6 +70,26 @@ class Rule:
     fuse: Callable[[Builder, Sequence[Member]], Sequence[Node]]
     by_parent: bool = False
     random: bool = False
+
+
+def limited(**usual: Any) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """A pass `f(graph, limits)` becomes one that takes each limit as a setting, `f(graph, least=3)`; the others are as
+    `Limits` says, or as `usual` does."""
+    defaults = Limits(**usual)
+    names = [entry.name for entry in fields(Limits)]
+
+    def decorate(run: Callable[..., int]) -> Callable[..., int]:
+        @wraps(run)
+        def with_settings(graph: Graph, **settings: Any) -> int:
+            given = {name: settings.pop(name) for name in names if name in settings}
+            return run(graph, replace(defaults, **given), **settings)
+
+        graph, _, *own = signature(run).parameters.values()
+        limits = [Parameter(name, Parameter.KEYWORD_ONLY, default=getattr(defaults, name)) for name in names]
+        with_settings.__signature__ = Signature([graph, *limits, *own])  # type: ignore[attr-defined]
+        return with_settings
+
+    return decorate
 
 
 def batch(graph: Graph, rule: Rule, limits: Limits) -> int:

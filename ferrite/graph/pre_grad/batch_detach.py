@@ -13,18 +13,11 @@ from __future__ import annotations
 import torch
 from torch.fx import Graph
 
-from ferrite.graph.pre_grad.batch import Limits, batch, pointwise
+from ferrite.graph.pre_grad.batch import Limits, batch, limited, pointwise
 
 DETACH = pointwise("detach", torch.detach)
 
 
-def batch_detach(
-    graph: Graph,
-    *,
-    least: int = 5,
-    most: int = 300,
-    depth: int = 5,
-    same_parent: bool = False,
-    same_users: bool = True,
-) -> int:
-    return batch(graph, DETACH, Limits(least, most, depth, same_parent, same_users))
+@limited(same_users=True)
+def batch_detach(graph: Graph, limits: Limits) -> int:
+    return batch(graph, DETACH, limits)

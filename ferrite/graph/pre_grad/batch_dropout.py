@@ -14,18 +14,10 @@ from __future__ import annotations
 from torch.fx import Graph
 from torch.nn import functional
 
-from ferrite.graph.pre_grad.batch import Limits, batch, pointwise
+from ferrite.graph.pre_grad.batch import Limits, batch, limited, pointwise
 
 
-def batch_dropout(
-    graph: Graph,
-    *,
-    least: int = 5,
-    most: int = 300,
-    depth: int = 5,
-    same_parent: bool = False,
-    same_users: bool = True,
-    other_masks: bool = False,
-) -> int:
+@limited(same_users=True)
+def batch_dropout(graph: Graph, limits: Limits, *, other_masks: bool = False) -> int:
     rule = pointwise("dropout", functional.dropout, "p", "training", random=other_masks)
-    return batch(graph, rule, Limits(least, most, depth, same_parent, same_users))
+    return batch(graph, rule, limits)

@@ -18,23 +18,16 @@ from torch.nn import functional
 
 from ferrite.graph.arguments import bind, is_finite, is_ints
 from ferrite.graph.build import Builder
-from ferrite.graph.pre_grad.batch import Limits, Member, Rule, batch, sized, strides, unbind
+from ferrite.graph.pre_grad.batch import Limits, Member, Rule, batch, limited, sized, strides, unbind
 from ferrite.graph.soundness import Soundness
 from ferrite.graph.values import tensor_of
 
 _HALVES = (torch.float16, torch.bfloat16)
 
 
-def batch_layernorm(
-    graph: Graph,
-    *,
-    least: int = 5,
-    most: int = 300,
-    depth: int = 5,
-    same_parent: bool = False,
-    same_users: bool = False,
-) -> int:
-    return batch(graph, LAYER_NORM, Limits(least, most, depth, same_parent, same_users))
+@limited()
+def batch_layernorm(graph: Graph, limits: Limits) -> int:
+    return batch(graph, LAYER_NORM, limits)
 
 
 def _read(sound: Soundness, node: Node) -> Member | str | None:

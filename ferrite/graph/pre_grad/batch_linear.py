@@ -17,21 +17,14 @@ from torch.fx import Graph, Node
 
 from ferrite.graph.arguments import bind
 from ferrite.graph.build import Builder
-from ferrite.graph.pre_grad.batch import Limits, Member, Rule, batch, sized, unbind
+from ferrite.graph.pre_grad.batch import Limits, Member, Rule, batch, limited, sized, unbind
 from ferrite.graph.soundness import Soundness
 from ferrite.graph.values import tensor_of
 
 
-def batch_linear(
-    graph: Graph,
-    *,
-    least: int = 5,
-    most: int = 300,
-    depth: int = 5,
-    same_parent: bool = False,
-    same_users: bool = False,
-) -> int:
-    return batch(graph, LINEAR, Limits(least, most, depth, same_parent, same_users))
+@limited()
+def batch_linear(graph: Graph, limits: Limits) -> int:
+    return batch(graph, LINEAR, limits)
 
 
 def read_linear(node: Node) -> tuple[Node, ...] | None:

@@ -20,22 +20,15 @@ from torch.nn import functional
 
 from ferrite.graph.arguments import is_int
 from ferrite.graph.build import Builder
-from ferrite.graph.pre_grad.batch import Limits, Member, Rule, batch, items
+from ferrite.graph.pre_grad.batch import Limits, Member, Rule, batch, items, limited
 from ferrite.graph.pre_grad.batch_linear import read_linear
 from ferrite.graph.soundness import Soundness
 from ferrite.graph.values import tensor_of
 
 
-def batch_linear_lhs(
-    graph: Graph,
-    *,
-    least: int = 2,
-    most: int = 300,
-    depth: int = 10,
-    same_parent: bool = False,
-    same_users: bool = False,
-) -> int:
-    return batch(graph, PARALLEL, Limits(least, most, depth, same_parent, same_users))
+@limited(least=2, depth=10)
+def batch_linear_lhs(graph: Graph, limits: Limits) -> int:
+    return batch(graph, PARALLEL, limits)
 
 
 def _read(sound: Soundness, node: Node) -> Member | str | None:

@@ -12,18 +12,11 @@ from __future__ import annotations
 import torch
 from torch.fx import Graph
 
-from ferrite.graph.pre_grad.batch import Limits, batch, pointwise
+from ferrite.graph.pre_grad.batch import Limits, batch, limited, pointwise
 
 NAN_TO_NUM = pointwise("nan_to_num", torch.nan_to_num, "nan", "posinf", "neginf")
 
 
-def batch_nan_to_num(
-    graph: Graph,
-    *,
-    least: int = 5,
-    most: int = 300,
-    depth: int = 5,
-    same_parent: bool = False,
-    same_users: bool = True,
-) -> int:
-    return batch(graph, NAN_TO_NUM, Limits(least, most, depth, same_parent, same_users))
+@limited(same_users=True)
+def batch_nan_to_num(graph: Graph, limits: Limits) -> int:
+    return batch(graph, NAN_TO_NUM, limits)

@@ -12,18 +12,11 @@ from __future__ import annotations
 import torch
 from torch.fx import Graph
 
-from ferrite.graph.pre_grad.batch import Limits, batch, pointwise
+from ferrite.graph.pre_grad.batch import Limits, batch, limited, pointwise
 
 RELU = pointwise("relu", torch.relu)
 
 
-def batch_relu(
-    graph: Graph,
-    *,
-    least: int = 5,
-    most: int = 300,
-    depth: int = 5,
-    same_parent: bool = False,
-    same_users: bool = False,
-) -> int:
-    return batch(graph, RELU, Limits(least, most, depth, same_parent, same_users))
+@limited()
+def batch_relu(graph: Graph, limits: Limits) -> int:
+    return batch(graph, RELU, limits)

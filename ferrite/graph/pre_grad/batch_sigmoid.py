@@ -12,18 +12,11 @@ from __future__ import annotations
 import torch
 from torch.fx import Graph
 
-from ferrite.graph.pre_grad.batch import Limits, batch, pointwise
+from ferrite.graph.pre_grad.batch import Limits, batch, limited, pointwise
 
 SIGMOID = pointwise("sigmoid", torch.sigmoid)
 
 
-def batch_sigmoid(
-    graph: Graph,
-    *,
-    least: int = 5,
-    most: int = 300,
-    depth: int = 5,
-    same_parent: bool = False,
-    same_users: bool = False,
-) -> int:
-    return batch(graph, SIGMOID, Limits(least, most, depth, same_parent, same_users))
+@limited()
+def batch_sigmoid(graph: Graph, limits: Limits) -> int:
+    return batch(graph, SIGMOID, limits)
