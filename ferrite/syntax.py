@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -130,3 +130,17 @@ def refs(value: Any) -> Iterator[str]:
                 yield from refs(item)
         case slice():
             yield from refs((value.start, value.stop, value.step))
+
+
+def renamed(value: Any, names: Mapping[str, str]) -> Any:
+    """The value with other names for those that `names` has."""
+    match value:
+        case Ref(name=name):
+            return Ref(names[name]) if name in names else value
+        case tuple() | list():
+            return type(value)(renamed(item, names) for item in value)
+        case dict():
+            return {renamed(key, names): renamed(item, names) for key, item in value.items()}
+        case slice():
+            return slice(*(renamed(part, names) for part in (value.start, value.stop, value.step)))
+    return value

@@ -12,6 +12,7 @@ from ferrite.schedule.fuse import fuse
 from ferrite.schedule.keep_exponentials import keep_exponentials
 from ferrite.schedule.keep_rows import keep_rows
 from ferrite.schedule.lift_reductions import lift_reductions
+from ferrite.schedule.reuse_memory import reuse_memory
 from ferrite.schedule.split_reduction import split_reductions
 from ferrite.schedule.tile import tile_transposes
 
@@ -38,4 +39,5 @@ SCHEDULE_PASSES: tuple[Callable[[Lowered], Lowered], ...] = (
     of_each_kernel(keep_rows),
     of_each_kernel(keep_exponentials),
     of_each_kernel(tile_transposes),
+    reuse_memory,
 )

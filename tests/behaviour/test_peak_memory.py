@@ -68,7 +68,7 @@ def test_sizes_that_change_have_no_plan_beforehand() -> None:
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
-@pytest.mark.parametrize("name", ["bert", "gpt2", "llama"])
+@pytest.mark.parametrize("name", ["bert", "roberta", "gpt2", "llama", "qwen2"])
 def test_models_need_no_more_than_eager(name: str, training: bool) -> None:
     """With tensors of a few kilobytes, lines of 64 bytes count: these models have larger ones."""
     entry = ZOO[name]
