@@ -3,9 +3,15 @@
     python -m bench.kernels                            # all cases (make bench-kernels)
     python -m bench.kernels --cases softmax,adam --rounds 15 --no-inductor
 
-Each case is an op or a few that make one kernel, on tensors of some megabytes. `bandwidth` is what the case must read
-and write at least, over its time, as a share of what cloning a tensor of the size of its largest one reaches in the
-same run. A case whose answer is not eager's is a failure.
+Each case is an op or a few that make one kernel, on tensors of some megabytes. Ratios are medians of those of single
+rounds. A case whose answer is not eager's is a failure.
+
+`bandwidth` compares with a copy by eager, in turns with the case, on as many threads and with as large a working set:
+a case that touches three tensors of 8 MiB stands beside a copy of 12 MiB to 12 MiB. Both are bytes read and written
+over time, for a case those that it cannot do without. So it says how far a case is from doing nothing but move its
+data, in whatever cache that lies. Cases that do little more than that run once more on tensors eight times as large,
+which no cache holds: there the share is one of the bandwidth of memory, and this is where it is promised. Without
+Inductor, whose kernels take long to compile.
 
 C's allocator is told to keep freed memory: otherwise it gives large tensors back to the system at every call or not,
 as it happens, and faults on fresh pages cost several times what a kernel does, in all contenders alike.
@@ -15,11 +21,10 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import math
 import statistics
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from typing import Any
 
@@ -32,74 +37,99 @@ from bench.measure import find_cxx
 from bench.show import format_seconds, open_console, stoppable, watcher
 
 ROWS, COLUMNS = 2048, 1024  # 8 MiB of f32
+LARGE = 8  # times as many rows
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
-KEPT = 1 << 30  # bytes
+KEPT = (1 << 31) - 1  # bytes
 
 
 @dataclass(frozen=True)
 class Case:
-    """`make` gives the function and its arguments; `moved` is how many times the main tensor is read or written.
+    """`make` gives the function and its arguments, by type and number of rows; `moved` is how many times the main
+    tensor is read or written, `held` how many of its size there are, if not as many. `is_memory_bound`: no exponentials
+    or random numbers, no chain from element to element, and no halves, which take conversions for half the bytes.
     `is_compared`: not where arguments change or numbers are drawn."""
 
     name: str
-    make: Callable[[torch.dtype], tuple[Callable[..., Any], tuple[Any, ...]]]
+    make: Callable[[torch.dtype, int], tuple[Callable[..., Any], tuple[Any, ...]]]
     moved: float
+    held: float = 0
     dtype: torch.dtype = torch.float32
+    is_memory_bound: bool = False
     is_compared: bool = True
+    rows: int = ROWS
+
+    @property
+    def traffic(self) -> float:
+        """Bytes moved, for each byte of the working set."""
+        return self.moved / (self.held or self.moved)
+
+    def large(self) -> Case:
+        return replace(self, name=f"{self.name}, large", rows=LARGE * self.rows)
+
+    def copied(self) -> torch.Tensor:
+        """Half of the working set."""
+        _, arguments = self.make(self.dtype, self.rows)
+        sizes = [a.nbytes for a in arguments if isinstance(a, torch.Tensor)]
+        main = self.rows * COLUMNS * self.dtype.itemsize if self.make is _embedding else max(sizes)
+        return torch.zeros(int((self.held or self.moved) * main) // 8)
 
 
 def _x(dtype: torch.dtype, *sizes: int) -> torch.Tensor:
-    return torch.randn(*(sizes or (ROWS, COLUMNS))).to(dtype)
+    return torch.randn(*sizes).to(dtype)
 
 
-def _softmax(dtype: torch.dtype) -> Any:
-    return lambda x: F.softmax(x, -1), (_x(dtype),)
+def _row(dtype: torch.dtype) -> torch.Tensor:
+    return _x(dtype, COLUMNS)
 
 
-def _log_softmax(dtype: torch.dtype) -> Any:
-    return lambda x: F.log_softmax(x, -1), (_x(dtype),)
+def _softmax(dtype: torch.dtype, rows: int) -> Any:
+    return lambda x: F.softmax(x, -1), (_x(dtype, rows, COLUMNS),)
 
 
-def _layer_norm(dtype: torch.dtype) -> Any:
-    return lambda x, w, b: F.layer_norm(x, (COLUMNS,), w, b), (_x(dtype), _x(dtype, COLUMNS), _x(dtype, COLUMNS))
+def _log_softmax(dtype: torch.dtype, rows: int) -> Any:
+    return lambda x: F.log_softmax(x, -1), (_x(dtype, rows, COLUMNS),)
 
 
-def _rms_norm(dtype: torch.dtype) -> Any:
+def _layer_norm(dtype: torch.dtype, rows: int) -> Any:
+    return lambda x, w, b: F.layer_norm(x, (COLUMNS,), w, b), (_x(dtype, rows, COLUMNS), _row(dtype), _row(dtype))
+
+
+def _rms_norm(dtype: torch.dtype, rows: int) -> Any:
     def rms(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         wide = x.float()
         return w * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
 
-    return rms, (_x(dtype), _x(dtype, COLUMNS))
+    return rms, (_x(dtype, rows, COLUMNS), _row(dtype))
 
 
-def _gelu(dtype: torch.dtype) -> Any:
-    return lambda x, b: F.gelu(x + b), (_x(dtype), _x(dtype, COLUMNS))
+def _gelu(dtype: torch.dtype, rows: int) -> Any:
+    return lambda x, b: F.gelu(x + b), (_x(dtype, rows, COLUMNS), _row(dtype))
 
 
-def _silu_mul(dtype: torch.dtype) -> Any:
-    return lambda x, y: F.silu(x) * y, (_x(dtype), _x(dtype))
+def _silu_mul(dtype: torch.dtype, rows: int) -> Any:
+    return lambda x, y: F.silu(x) * y, (_x(dtype, rows, COLUMNS), _x(dtype, rows, COLUMNS))
 
 
-def _add_norm(dtype: torch.dtype) -> Any:
+def _add_norm(dtype: torch.dtype, rows: int) -> Any:
     def add_norm(x: torch.Tensor, y: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> Any:
         total = x + y
         return total, F.layer_norm(total, (COLUMNS,), w, b)
 
-    return add_norm, (_x(dtype), _x(dtype), _x(dtype, COLUMNS), _x(dtype, COLUMNS))
+    return add_norm, (_x(dtype, rows, COLUMNS), _x(dtype, rows, COLUMNS), _row(dtype), _row(dtype))
 
 
-def _dropout_add_norm(dtype: torch.dtype) -> Any:
+def _dropout_add_norm(dtype: torch.dtype, rows: int) -> Any:
     def dropout_add_norm(x: torch.Tensor, y: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return F.layer_norm(F.dropout(x, 0.1, training=True) + y, (COLUMNS,), w, b)
 
-    return dropout_add_norm, (_x(dtype), _x(dtype), _x(dtype, COLUMNS), _x(dtype, COLUMNS))
+    return dropout_add_norm, (_x(dtype, rows, COLUMNS), _x(dtype, rows, COLUMNS), _row(dtype), _row(dtype))
 
 
-def _cross_entropy(dtype: torch.dtype) -> Any:
-    return lambda x, n: F.cross_entropy(x, n), (_x(dtype), torch.randint(0, COLUMNS, (ROWS,)))
+def _cross_entropy(dtype: torch.dtype, rows: int) -> Any:
+    return lambda x, n: F.cross_entropy(x, n), (_x(dtype, rows, COLUMNS), torch.randint(0, COLUMNS, (rows,)))
 
 
-def _cross_entropy_backward(dtype: torch.dtype) -> Any:
+def _cross_entropy_backward(dtype: torch.dtype, rows: int) -> Any:
     """As autograd has it: of the log-softmax that the forward kept, by way of the loss."""
     aten = torch.ops.aten
 
@@ -107,83 +137,85 @@ def _cross_entropy_backward(dtype: torch.dtype) -> Any:
         of_loss = aten.nll_loss_backward(kept.new_ones(()), kept, n, None, 1, -100, count)
         return aten._log_softmax_backward_data(of_loss, kept, 1, kept.dtype)
 
-    return backward, (F.log_softmax(_x(dtype), -1), torch.randint(0, COLUMNS, (ROWS,)), torch.tensor(float(ROWS)))
+    kept = F.log_softmax(_x(dtype, rows, COLUMNS), -1)
+    return backward, (kept, torch.randint(0, COLUMNS, (rows,)), torch.tensor(float(rows)))
 
 
-def _batch_norm(dtype: torch.dtype) -> Any:
+def _batch_norm(dtype: torch.dtype, rows: int) -> Any:
     def norm(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return F.relu(F.batch_norm(x, None, None, w, b, training=True))
 
-    return norm, (_x(dtype, 32, 64, 32, 32), _x(dtype, 64), _x(dtype, 64))
+    return norm, (_x(dtype, rows // 64, 64, 32, 32), _x(dtype, 64), _x(dtype, 64))
 
 
-def _adam(dtype: torch.dtype) -> Any:
+def _adam(dtype: torch.dtype, rows: int) -> Any:
     def step(p: torch.Tensor, g: torch.Tensor, m: torch.Tensor, v: torch.Tensor) -> None:
         m.mul_(0.9).add_(g, alpha=0.1)
         v.mul_(0.999).addcmul_(g, g, value=0.001)
         p.addcdiv_(m, v.sqrt().add_(1e-8), value=-1e-3)
 
-    return step, (_x(dtype), _x(dtype), _x(dtype), _x(dtype).abs())
+    p, g, m, v = (_x(dtype, rows, COLUMNS) for _ in range(4))
+    return step, (p, g, m, v.abs())
 
 
-def _transposed_add(dtype: torch.dtype) -> Any:
-    return lambda x, y: x + y.t(), (_x(dtype, ROWS, ROWS), _x(dtype, ROWS, ROWS))
+def _transposed_add(dtype: torch.dtype, rows: int) -> Any:
+    return lambda x, y: x + y.t(), (_x(dtype, rows, 2 * COLUMNS), _x(dtype, 2 * COLUMNS, rows))
 
 
-def _embedding(dtype: torch.dtype) -> Any:
-    return lambda n, w: F.embedding(n, w) * 2.0, (torch.randint(0, 8192, (ROWS,)), _x(dtype, 8192, COLUMNS))
+def _embedding(dtype: torch.dtype, rows: int) -> Any:
+    return lambda n, w: F.embedding(n, w) * 2.0, (torch.randint(0, 4 * rows, (rows,)), _x(dtype, 4 * rows, COLUMNS))
 
 
-def _sum(dtype: torch.dtype) -> Any:
-    return lambda x: x.sum(), (_x(dtype, 4 * ROWS, COLUMNS),)
+def _sum(dtype: torch.dtype, rows: int) -> Any:
+    return lambda x: x.sum(), (_x(dtype, 4 * rows, COLUMNS),)
 
 
-def _column_sum(dtype: torch.dtype) -> Any:
-    return lambda x: x.sum(0), (_x(dtype, 4 * ROWS, COLUMNS),)
+def _column_sum(dtype: torch.dtype, rows: int) -> Any:
+    return lambda x: x.sum(0), (_x(dtype, 4 * rows, COLUMNS),)
 
 
-def _cumsum(dtype: torch.dtype) -> Any:
-    return lambda x: x.cumsum(-1), (_x(dtype),)
+def _cumsum(dtype: torch.dtype, rows: int) -> Any:
+    return lambda x: x.cumsum(-1), (_x(dtype, rows, COLUMNS),)
 
 
-def _rotary(dtype: torch.dtype) -> Any:
+def _rotary(dtype: torch.dtype, rows: int) -> Any:
     def rotate(x: torch.Tensor, c: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
         half = x.shape[-1] // 2
         turned = torch.cat((-x[..., half:], x[..., :half]), -1)
         return x * c + turned * s
 
-    return rotate, (_x(dtype, 4, 16, 512, 64), _x(dtype, 512, 64), _x(dtype, 512, 64))
+    return rotate, (_x(dtype, rows // 512, 16, 512, 64), _x(dtype, 512, 64), _x(dtype, 512, 64))
 
 
 CASES = (
     Case("softmax", _softmax, 2),
-    Case("softmax bf16", _softmax, 2, torch.bfloat16),
+    Case("softmax bf16", _softmax, 2, dtype=torch.bfloat16),
     Case("log_softmax", _log_softmax, 2),
-    Case("layer_norm", _layer_norm, 2),
-    Case("layer_norm bf16", _layer_norm, 2, torch.bfloat16),
-    Case("rms_norm", _rms_norm, 2),
-    Case("rms_norm bf16", _rms_norm, 2, torch.bfloat16),
+    Case("layer_norm", _layer_norm, 2, is_memory_bound=True),
+    Case("layer_norm bf16", _layer_norm, 2, dtype=torch.bfloat16),
+    Case("rms_norm", _rms_norm, 2, is_memory_bound=True),
+    Case("rms_norm bf16", _rms_norm, 2, dtype=torch.bfloat16),
     Case("bias_gelu", _gelu, 2),
-    Case("bias_gelu bf16", _gelu, 2, torch.bfloat16),
+    Case("bias_gelu bf16", _gelu, 2, dtype=torch.bfloat16),
     Case("silu_mul", _silu_mul, 3),
-    Case("add_norm", _add_norm, 4),
+    Case("add_norm", _add_norm, 4, is_memory_bound=True),
     Case("dropout_add_norm", _dropout_add_norm, 3, is_compared=False),
     Case("cross_entropy", _cross_entropy, 1),
     Case("cross_entropy backward", _cross_entropy_backward, 2),
-    Case("batch_norm", _batch_norm, 2),
-    Case("adam", _adam, 7, is_compared=False),
-    Case("transposed_add", _transposed_add, 3),
-    Case("embedding", _embedding, 2),
-    Case("sum", _sum, 1),
-    Case("column_sum", _column_sum, 1),
+    Case("batch_norm", _batch_norm, 2, is_memory_bound=True),
+    Case("adam", _adam, 7, held=4, is_memory_bound=True, is_compared=False),
+    Case("transposed_add", _transposed_add, 3, is_memory_bound=True),
+    Case("embedding", _embedding, 2, is_memory_bound=True),
+    Case("sum", _sum, 1, is_memory_bound=True),
+    Case("column_sum", _column_sum, 1, is_memory_bound=True),
     Case("cumsum", _cumsum, 2),
-    Case("rotary", _rotary, 2),
+    Case("rotary", _rotary, 2, is_memory_bound=True),
 )
 
 
 def contenders(case: Case, peers: Sequence[str]) -> dict[str, Callable[[], object]]:
     """The same call under each backend, on the same tensors; answers are compared with eager's first."""
-    function, arguments = case.make(case.dtype)
+    function, arguments = case.make(case.dtype, case.rows)
     calls: dict[str, Callable[[], object]] = {}
     expected = function(*arguments) if case.is_compared else None
     for peer in peers:
@@ -196,18 +228,8 @@ def contenders(case: Case, peers: Sequence[str]) -> dict[str, Callable[[], objec
     return calls
 
 
+COPY = "copy"
 OPTIONS = {"ferrite": {"executor": "native"}}
-
-
-def main_tensor(case: Case) -> int:
-    """Bytes of the largest argument."""
-    _, arguments = case.make(case.dtype)
-    sizes = [a.nbytes for a in arguments if isinstance(a, torch.Tensor)]
-    return ROWS * COLUMNS * case.dtype.itemsize if case.name.startswith("embedding") else max(sizes)
-
-
-def copy_of(size: int) -> str:
-    return f"copy of {size >> 10} KiB"
 
 
 def keep_freed_memory() -> None:
@@ -217,8 +239,20 @@ def keep_freed_memory() -> None:
         library.mallopt(M_TRIM_THRESHOLD, KEPT)
 
 
+def ratio(comparison: Comparison, case: Case, peer: str) -> float | None:
+    """How many times as long the peer takes as Ferrite."""
+    found = comparison.row(case.name, peer).ratios.get("steady_call")
+    return None if found is None else found.median
+
+
+def share(comparison: Comparison, case: Case) -> float | None:
+    """Of the bandwidth of a copy."""
+    copying = ratio(comparison, case, COPY)
+    return None if copying is None else case.traffic * copying
+
+
 def table_of(comparison: Comparison, cases: Sequence[Case], peers: Sequence[str]) -> Table:
-    table = Table(title=f"Kernels: {comparison.conditions}", title_justify="left")
+    table = Table(title=f"Kernels: {comparison.conditions}, {torch.get_num_threads()} threads", title_justify="left")
     table.add_column("case")
     for peer in peers:
         table.add_column(peer, justify="right")
@@ -226,30 +260,29 @@ def table_of(comparison: Comparison, cases: Sequence[Case], peers: Sequence[str]
         table.add_column(f"x {peer}", justify="right")
     table.add_column("bandwidth", justify="right")
     for case in cases:
-        size = main_tensor(case)
-        speed = 2 * size / comparison.row(copy_of(size), "eager").metrics["steady_call"].median
         rows = {peer: comparison.row(case.name, peer) for peer in peers}
         times = {peer: row.metrics["steady_call"].median for peer, row in rows.items() if "steady_call" in row.metrics}
-        cells = [format_seconds(times[peer]) if peer in times else rows[peer].trouble for peer in peers]
-        ours = times.get("ferrite")
-        cells += [f"{times[peer] / ours:.2f}" if ours and peer in times else "-" for peer in peers[:-1]]
-        share = case.moved * size / ours / speed if ours else math.nan
-        table.add_row(case.name, *cells, f"{share:.0%}")
+        cells = [format_seconds(times[peer]) if peer in times else rows[peer].trouble or "-" for peer in peers]
+        ratios = [ratio(comparison, case, peer) for peer in peers[:-1]]
+        cells += ["-" if each is None else f"{each:.2f}" for each in ratios]
+        part = share(comparison, case)
+        table.add_row(case.name, *cells, "-" if part is None else f"{part:.0%}")
     return table
 
 
 def summary(comparison: Comparison, cases: Sequence[Case], peers: Sequence[str]) -> list[str]:
-    """How many times faster than each peer, over all cases."""
+    """How many times faster than each peer, over all cases; how near to a copy where memory is the limit."""
     lines = []
     for peer in peers[:-1]:
-        ratios = []
-        for case in cases:
-            ours, theirs = comparison.row(case.name, "ferrite").metrics, comparison.row(case.name, peer).metrics
-            if "steady_call" in ours and "steady_call" in theirs:
-                ratios.append(theirs["steady_call"].median / ours["steady_call"].median)
+        ratios = {case.name: each for case in cases if (each := ratio(comparison, case, peer)) is not None}
         if ratios:
-            mean = statistics.geometric_mean(ratios)
-            lines.append(f"x {peer}: geometric mean {mean:.2f}, least {min(ratios):.2f} ({len(ratios)} cases)")
+            mean, least = statistics.geometric_mean(ratios.values()), min(ratios, key=ratios.__getitem__)
+            worst = f"least {ratios[least]:.2f} ({least}; {len(ratios)} cases)"
+            lines.append(f"x {peer}: geometric mean {mean:.2f}, {worst}")
+    shares = {case.name: part for case in cases if case.rows > ROWS and (part := share(comparison, case)) is not None}
+    if shares:
+        least = min(shares, key=shares.__getitem__)
+        lines.append(f"bandwidth from memory: least {shares[least]:.0%} ({least}; {len(shares)} cases)")
     return lines
 
 
@@ -264,18 +297,20 @@ def main(arguments: list[str] | None = None) -> int:
         torch.set_num_threads(chosen.threads)
     torch.manual_seed(0)
     patterns = chosen.cases.split(",")
-    cases = [case for case in CASES if any(fnmatch(case.name, pattern) for pattern in patterns)]
+    every = [*CASES, *(case.large() for case in CASES if case.is_memory_bound)]
+    cases = [case for case in every if any(fnmatch(case.name, pattern) for pattern in patterns)]
     peers = ["eager", "inductor", "ferrite"]
     if chosen.no_inductor or find_cxx() is None:
         peers.remove("inductor")
     console = open_console()
     keep_freed_memory()
-    calls = {copy_of(size): {"eager": torch.zeros(size // 4).clone} for size in sorted(set(map(main_tensor, cases)))}
+    calls = {}
     with torch.no_grad():
         for case in cases:
             console.print(f"compiling {case.name}", highlight=False)
-            calls[case.name] = contenders(case, peers)
-        comparison = interleave("kernels", calls, baseline="eager", rounds=chosen.rounds, progress=watcher(console))
+            its_peers = [peer for peer in peers if peer != "inductor" or case.rows == ROWS]
+            calls[case.name] = contenders(case, its_peers) | {COPY: case.copied().clone}
+        comparison = interleave("kernels", calls, baseline="ferrite", rounds=chosen.rounds, progress=watcher(console))
     console.print(table_of(comparison, cases, peers))
     for line in summary(comparison, cases, peers):
         console.print(line, highlight=False)
