@@ -14,7 +14,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from torch.fx import GraphModule
 from torch.fx.proxy import TraceError
 
 from ferrite.graph.pre_grad import PASSES
+from ferrite.graph.snapshot import copy_module
 from ferrite.graph.values import value_of
 from ferrite.options import Options, resolve
 from ferrite.pipeline import edit_pre_grad
@@ -66,26 +67,64 @@ def _plain(value: Any) -> Any:
     return value.detach() if isinstance(value, torch.Tensor) else value
 
 
+@dataclass(frozen=True)
+class Passes(Engine):
+    """The passes with these options, on the calls as they are written or as Dynamo gives them."""
+
+    written: bool = True
+    backend: Any = edited
+    captured: Captured | None = None  # with other engines; otherwise for this one alone
+
+    def compiled(self, program: Program) -> Callable[..., Any]:
+        return (self.captured or Captured(program, [self])).by(self)
+
+
 _ASKS = re.compile(r"\.(shape|stride|dim|squeeze_|unsqueeze_)\b")
 
 
-class Quick(Engine):
-    """The passes on the calls as they are written, where Dynamo gives the same: without regions of other modes, with
-    fixed sizes that nobody asks for. A tenth of the time."""
+class Captured:
+    """A program, captured once for all engines that want it so, and edited by each.
 
-    def compiled(self, program: Program) -> Callable[..., Any]:
-        alike = not any(step.inside or _ASKS.search(step.text) for step in program.steps)
-        if alike and not program.dynamic:
-            given = list(make_inputs(program.inputs).values())
-            with contextlib.suppress(TraceError, TypeError):
-                module = trace(function_of(program), given, gradients=True).module
-                return self._edited(module, given)
-        return super().compiled(program)
+    Its calls as they are written, which takes a tenth of Dynamo's time, where Dynamo gives the same: without regions of
+    other modes, with fixed sizes that nobody asks for. What goes wrong goes wrong in the call, as with torch.compile.
+    """
 
-    def _edited(self, module: GraphModule, given: list[torch.Tensor]) -> Callable[..., Any]:
-        """What goes wrong goes wrong in the call, as with torch.compile."""
+    def __init__(self, program: Program, engines: Sequence[Passes]) -> None:
+        self._program, self._engines = program, engines
+        self._written = self._trace() if any(engine.written for engine in engines) else None
+        self._running = ""
+        torch._dynamo.reset()
+        self._compiled = torch.compile(function_of(program), backend=self._edit, dynamic=program.dynamic)
+
+    def by(self, engine: Passes) -> Callable[..., Any]:
+        """The program as the engine runs it."""
+        if self._written is not None and engine.written:
+            return self._edited(*self._written, engine)
+
+        def run(*given: Any) -> Any:
+            self._running = engine.name
+            return self._compiled(*given)
+
+        return run
+
+    def _trace(self) -> tuple[GraphModule, list[torch.Tensor]] | None:
+        program = self._program
+        if program.dynamic or any(step.inside or _ASKS.search(step.text) for step in program.steps):
+            return None
+        given = list(make_inputs(program.inputs).values())
+        with contextlib.suppress(TraceError, TypeError):
+            return trace(function_of(program), given, gradients=True).module, given
+        return None
+
+    def _edit(self, module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        """A backend: one edited graph for each engine; the call goes to that of the engine that runs."""
+        wanted = [engine for engine in self._engines if self._written is None or not engine.written]
+        made = {engine.name: self._edited(module, inputs, engine) for engine in wanted}
+        return lambda *given: made[self._running](*given)
+
+    def _edited(self, module: GraphModule, inputs: Sequence[Any], engine: Passes) -> Callable[..., Any]:
         try:
-            return edited(module, given, self.options)
+            return edited(copy_module(module), inputs, engine.options)
         except Exception as error:
             failure = error
 
@@ -96,13 +135,13 @@ class Quick(Engine):
 
 
 OFF = Engine("off", backend="eager")
-ENGINES: dict[str, Engine] = {
+ENGINES: dict[str, Passes] = {
     engine.name: engine
     for engine in (
-        Quick("all", {"pre_grad": _asked(), "strict": True}, backend=edited),
-        Quick("backwards", {"pre_grad": _asked(backwards=True), "strict": True}, backend=edited),
-        Engine("dynamo", {"pre_grad": _asked(), "strict": True}, backend=edited),
-        Quick("default", {"strict": True}, backend=edited),
+        Passes("all", {"pre_grad": _asked(), "strict": True}),
+        Passes("backwards", {"pre_grad": _asked(backwards=True), "strict": True}),
+        Passes("dynamo", {"pre_grad": _asked(), "strict": True}, written=False),
+        Passes("default", {"strict": True}),
     )
 }
 
@@ -110,20 +149,30 @@ ENGINES: dict[str, Engine] = {
 PRODUCT = re.compile(r"linear|conv2d|matmul|bmm|einsum|@")  # a step with a product of matrices
 
 
-def judge(program: Program, engine: Engine) -> Verdict:
-    """As for compiled programs, but strides of gradients are autograd's own, and a zero that comes of a product of
-    matrices has the sign that its library gives it, which is not the same for one product and for a batch of them."""
-    found = Judge(program, OFF).verdict(engine)
+def judge(program: Program, engine: Passes) -> Verdict:
+    return judge_all(program, [engine])[engine.name]
+
+
+def judge_all(program: Program, engines: Sequence[Passes]) -> dict[str, Verdict]:
+    """By name. As for compiled programs, but strides of gradients are autograd's own, and a zero that comes of a product
+    of matrices has the sign that its library gives it, which is not the same for one product and for a batch of them."""
+    judged = Judge(program, OFF)
+    captured = Captured(program, engines)
     has_product = any(PRODUCT.search(step.text) for step in program.steps)
 
     def counts(each: Difference) -> bool:
         return each.kind != "gradient strides" and not (has_product and each.detail == ONLY_ZEROS)
 
-    left = tuple(each for each in found.differences if counts(each))
-    return replace(found, status="close" if found.differences and not left else found.status, differences=left)
+    verdicts = {}
+    for engine in engines:
+        found = judged.verdict(replace(engine, captured=captured))
+        left = tuple(each for each in found.differences if counts(each))
+        status = "close" if found.differences and not left else found.status
+        verdicts[engine.name] = replace(found, status=status, differences=left)
+    return verdicts
 
 
-def blamed(program: Program, engine: Engine, verdict: Verdict) -> str:
+def blamed(program: Program, engine: Passes, verdict: Verdict) -> str:
     """The passes each of which alone makes the difference."""
     settings = dict(engine.options.get("pre_grad", {}))
     alone = []

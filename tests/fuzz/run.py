@@ -61,7 +61,7 @@ def run_torch(plan: Plan, number: int) -> Outcome:
 def run_pre_grad(plan: Plan, number: int) -> Outcome:
     """One program through the passes before autograd, with every engine."""
     program = pre_grad.generate(plan.seed, number)
-    verdicts = {name: pre_grad.judge(program, pre_grad.ENGINES[name]) for name in plan.engines}
+    verdicts = pre_grad.judge_all(program, [pre_grad.ENGINES[name] for name in plan.engines])
     return _outcome(plan, number, verdicts)
 
 
