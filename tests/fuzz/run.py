@@ -28,7 +28,8 @@ from .programs import Program, reproducer
 from .shrink import shrink
 
 LOOP_BATCH = 20  # loop programs that are one task
-WORKER_TASKS = 150  # after which a worker is replaced: Dynamo keeps some of what it traced
+WORKER_TASKS = {"pre_grad": 500}  # after which a worker is replaced: Dynamo keeps some of what it traced
+FEWER_TASKS = 150  # elsewhere
 HANG_SECONDS = 240.0
 
 
@@ -59,10 +60,10 @@ def run_torch(plan: Plan, number: int) -> Outcome:
 
 
 def run_pre_grad(plan: Plan, number: int) -> Outcome:
-    """One program through the passes before autograd, with every engine."""
+    """One program through the passes before autograd, with every engine that has something of its own to say."""
     program = pre_grad.generate(plan.seed, number)
-    verdicts = pre_grad.judge_all(program, [pre_grad.ENGINES[name] for name in plan.engines])
-    return _outcome(plan, number, verdicts)
+    wanted = pre_grad.engines_for(number, plan.engines)
+    return _outcome(plan, number, pre_grad.judge_all(program, wanted))
 
 
 def _outcome(plan: Plan, number: int, verdicts: dict[str, Verdict]) -> Outcome:
@@ -156,7 +157,7 @@ class Worker:
         self.done = 0
 
     def give(self, number: int) -> None:
-        if self.done >= WORKER_TASKS:
+        if self.done >= WORKER_TASKS.get(self.plan.level, FEWER_TASKS):
             self.stop()
             self.start()
         self.number, self.began = number, time.monotonic()
