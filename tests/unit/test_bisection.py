@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch.fx import Graph, Node
@@ -76,6 +78,20 @@ def test_leaves_random_state_and_inputs_alone() -> None:
     ferrite.bisect(lambda v: v.add_(1), [x])
     assert torch.equal(x, kept)
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_what_is_stored_is_neither_asked_nor_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No pass runs on a hit, so none could be named."""
+    monkeypatch.setattr(pipeline, "POST_GRAD", (harmless, sin_becomes_cos))
+    options, x = {"cache": "on", "cache_dir": str(tmp_path)}, torch.randn(5)
+    torch._dynamo.reset()
+    torch.compile(function, backend="ferrite", options=options)(x)
+    stored = sorted(tmp_path.rglob("*"))
+    assert stored
+    verdict = ferrite.bisect(function, [x], options=options)
+    assert verdict.culprit is not None
+    assert verdict.culprit.name == "sin_becomes_cos"
+    assert sorted(tmp_path.rglob("*")) == stored
 
 
 def test_the_wrong_rewrite_is_named() -> None:
