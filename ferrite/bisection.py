@@ -45,7 +45,9 @@ def bisect(
     """Compile `function` with more and fewer passes until the one that changes its result is found.
 
     `same(expected, found)` decides; by default results agree within the usual tolerance of their dtypes. Gradients are
-    compared too if the result requires them. Inputs are copied for each run; the random state is the same in each.
+    compared too if the result requires them, of inputs and, if `function` is a module, of its parameters; so are its
+    buffers after the call. Inputs are copied for each run, parameters and buffers are put back; the random state is the
+    same in each.
     """
     given = dict(options or {})
     agree = same or _close

@@ -241,12 +241,14 @@ def _typed(name: str, value: Any) -> Any:
 
 
 def _asked(name: str, value: Any) -> Asked:
-    """A mapping from names to settings, or names alone."""
+    """A mapping from names to settings, of which True is none, or names alone."""
     if isinstance(value, str):
         value = [part.strip() for part in value.split(",") if part.strip()]
     pairs = list(value.items()) if isinstance(value, Mapping) else [(entry, {}) for entry in value]
+    pairs = [(key, {} if settings is True else settings) for key, settings in pairs]
     if not all(isinstance(key, str) and isinstance(settings, Mapping) for key, settings in pairs):
-        raise RuntimeError(f"Ferrite option {name!r} expects names with their settings, given {value!r}")
+        form = "names alone, or with settings as {'name': {'setting': 1}}"
+        raise RuntimeError(f"Ferrite option {name!r} expects {form}, given {value!r}")
     return tuple((key, tuple(settings.items())) for key, settings in pairs)
 
 

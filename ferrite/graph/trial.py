@@ -1,12 +1,14 @@
 """Runs a function or graph on copies of its inputs, so that two of them can be compared and nobody notices.
 
-Copies share memory where the inputs do. Gradients are taken of the copies; random numbers come from a seed of their
-own; the state of the generators, grad fields and inputs are as before. What cannot be copied is `NotTried`.
+Copies share memory where the inputs do. Gradients are taken of the copies and of a module's parameters; random numbers
+come from a seed of their own; the state of the generators, inputs, grad fields, parameters and buffers are as before.
+What cannot be copied is `NotTried`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -31,20 +33,68 @@ class Trial:
 
 
 def run_trial(function: Callable[..., Any], inputs: Sequence[Any], *, steps: int = 1, seed: int = 0) -> Trial:
-    """Outputs, inputs after the call, and gradients; with more `steps` leaves go down their gradients in between."""
+    """Outputs, inputs and buffers after the call, and gradients; with more `steps` leaves go down their gradients in
+    between."""
     copies = copy_inputs(inputs)
     found: list[tuple[str, Any]] = []
-    with torch.random.fork_rng(devices=[]), _disable_current_modes():
+    with torch.random.fork_rng(devices=[]), _disable_current_modes(), _state_kept(function):
         for step in range(steps):
             torch.manual_seed(seed + step)
             label = f"step {step + 1}, " if steps > 1 else ""
             outputs = pytree.tree_leaves(function(*copies))
             found += [(f"{label}output {index}", _detached(value)) for index, value in enumerate(outputs)]
-            found += [(f"{label}input {index} after the call", _detached(value)) for index, value in enumerate(copies)]
-            gradients = _gradients(outputs, copies)
-            found += [(f"{label}gradient of input {index}", value) for index, value in gradients.items()]
-            copies = [_stepped(value, gradients.get(index)) for index, value in enumerate(copies)]
+            flat, form = pytree.tree_flatten(copies)
+            given = {f"input {index}": value for index, value in enumerate(flat)}
+            after = {**given, **_buffers(function)}
+            found += [(f"{label}{name} after the call", _detached(value)) for name, value in after.items()]
+            gradients = _gradients(outputs, {**given, **_parameters(function)})
+            found += [(f"{label}gradient of {name}", value) for name, value in gradients.items()]
+            if step + 1 < steps:
+                copies = pytree.tree_unflatten([_stepped(v, gradients.get(name)) for name, v in given.items()], form)
+                _step(_parameters(function), gradients)
     return Trial(tuple(found))
+
+
+@contextmanager
+def _state_kept(function: Any) -> Iterator[None]:
+    """A module's parameters and buffers are afterwards the same tensors with the same numbers."""
+    members = list(function.modules()) if isinstance(function, torch.nn.Module) else []
+    holders = [holder for member in members for holder in (member._parameters, member._buffers)]
+    kept = [(holder, dict(holder)) for holder in holders]
+    tensors = {id(value): value for _, values in kept for value in values.values() if value is not None}
+    if any(isinstance(value, FakeTensor) for value in tensors.values()):
+        raise NotTried("the module holds a FakeTensor")
+    with torch.no_grad(), _disable_current_modes():
+        numbers = {key: value.detach().clone() for key, value in tensors.items()}
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for holder, values in kept:
+                holder.update(values)
+            for key, value in tensors.items():
+                if not torch.equal(value, numbers[key]):
+                    value.copy_(numbers[key])
+
+
+def _parameters(function: Any) -> dict[str, torch.Tensor]:
+    return _by_name(function.named_parameters()) if isinstance(function, torch.nn.Module) else {}
+
+
+def _buffers(function: Any) -> dict[str, torch.Tensor]:
+    return _by_name(function.named_buffers()) if isinstance(function, torch.nn.Module) else {}
+
+
+def _by_name(held: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """By the names that they have in the user's module, compiled or not."""
+    return {name.removeprefix("_orig_mod."): tensor for name, tensor in held}
+
+
+def _step(parameters: dict[str, torch.Tensor], gradients: dict[str, Any]) -> None:
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            if isinstance(gradients.get(name), torch.Tensor):
+                parameter.sub_(0.01 * gradients[name])
 
 
 def difference(expected: Trial, found: Trial, tolerance: float | None = None) -> str | None:
@@ -81,12 +131,14 @@ def copy_inputs(inputs: Sequence[Any]) -> list[Any]:
         return [pytree.tree_map(one, value) for value in inputs]
 
 
-def _gradients(outputs: list[Any], copies: list[Any]) -> dict[int, Any]:
+def _gradients(outputs: list[Any], given: dict[str, Any]) -> dict[str, Any]:
     ends = [value for value in outputs if isinstance(value, torch.Tensor) and value.requires_grad]
-    leaves = {i: v for i, v in enumerate(copies) if isinstance(v, torch.Tensor) and v.requires_grad and v.is_leaf}
+    leaves = {n: v for n, v in given.items() if isinstance(v, torch.Tensor) and v.requires_grad and v.is_leaf}
     if not ends or not leaves:
         return {}
-    tangents = [torch.ones_like(end) for end in ends]
+    # Of a softmax or a norm the sum has no gradient, so none of the tangents is all ones.
+    generator = torch.Generator().manual_seed(len(ends))
+    tangents = [torch.randn(end.shape, generator=generator).to(end.device, end.dtype) for end in ends]
     return dict(zip(leaves, torch.autograd.grad(ends, list(leaves.values()), tangents, allow_unused=True), strict=True))
 
 

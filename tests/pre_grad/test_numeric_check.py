@@ -81,6 +81,12 @@ def test_fake_inputs_are_not_checked() -> None:
     assert said(checked([fake])) == [(("pre_grad",), False, "not checked: an input is a FakeTensor")]
 
 
+def test_a_stage_may_be_asked_for_without_settings() -> None:
+    assert resolve(Options(), None, {"numeric_check": {"pre_grad": True}}).numeric_check == (("pre_grad", ()),)
+    with pytest.raises(RuntimeError, match=r"expects names alone, or with settings as \{'name': \{'setting': 1\}\}"):
+        resolve(Options(), None, {"numeric_check": {"pre_grad": True, "precision": 1e-4}})
+
+
 def test_precision_is_honoured() -> None:
     with register_pass("pre_grad", forget_alpha):
         assert said(checked([X], precision=100.0))[0][1]
@@ -128,11 +134,25 @@ class TestTrial:
         x = torch.randn(3, requires_grad=True)
         right = run_trial(lambda x: x * 2, [x])
         assert difference(right, run_trial(lambda x: x * 2, [x])) is None
-        assert "gradient of input 0 differs by 1" in str(difference(right, run_trial(lambda x: x + x.detach(), [x])))
+        assert "gradient of input 0 differs by" in str(difference(right, run_trial(lambda x: x + x.detach(), [x])))
         y = torch.randn(3)
         assert "input 0 after the call" in str(
             difference(run_trial(lambda y: y.clone(), [y]), run_trial(lambda y: y.add_(1) - 1, [y]), 1e-5)
         )
+
+    def test_a_gradient_that_vanishes_in_the_sum_is_compared(self) -> None:
+        x = torch.randn(3, requires_grad=True)
+        found = difference(
+            run_trial(lambda x: x.softmax(0), [x]), run_trial(lambda x: x.softmax(0).detach() + 0 * x, [x])
+        )
+        assert "gradient of input 0" in str(found)
+
+    def test_inputs_inside_of_others(self) -> None:
+        x = torch.randn(3, requires_grad=True)
+
+        right = run_trial(lambda given: given["x"][0] * 2, [{"x": [x]}])
+        wrong = run_trial(lambda given: given["x"][0] + given["x"][0].detach(), [{"x": [x]}])
+        assert "gradient of input 0" in str(difference(right, wrong))
 
     def test_copies_share_memory_as_inputs_do(self) -> None:
         base = torch.zeros(6)

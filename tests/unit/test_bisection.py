@@ -118,3 +118,47 @@ def test_the_wrong_rewrite_is_named() -> None:
     assert verdict.culprit.name == "spell_out"
     assert verdict.rewrite == 3
     assert "rewrite 3 of 4" in str(verdict)
+
+
+class Normed(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.norm = torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4)
+
+    def forward(self, numbers: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.layer(numbers.float())).tanh()
+
+
+def test_gradients_of_the_parameters_of_a_module_are_compared() -> None:
+    """Its inputs are whole numbers, so there is no other gradient."""
+
+    def forgets(graph: Graph) -> int:
+        nodes = graph.find_nodes(op="call_function", target=aten.tanh_backward.default)
+        for node in nodes:
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+        return len(nodes)
+
+    model, numbers = Normed(), torch.randint(9, (5, 4))
+    assert ferrite.bisect(model, [numbers]).equal
+    with ferrite.register_pass("joint", forgets):
+        verdict = ferrite.bisect(model, [numbers])
+    assert verdict.culprit is not None
+    assert verdict.culprit.name == "forgets"
+
+
+def test_buffers_are_compared_and_a_module_is_left_as_it_was() -> None:
+    def keeps_statistics(graph: Graph) -> int:
+        copies = graph.find_nodes(op="call_function", target=aten.copy_.default)
+        for node in copies:
+            node.args = (node.args[0], node.args[0])
+        return len(copies)
+
+    model, numbers = Normed(), torch.randint(9, (5, 4))
+    kept = {name: value.clone() for name, value in model.state_dict().items()}
+    with ferrite.register_pass("post_grad", keeps_statistics):
+        verdict = ferrite.bisect(model, [numbers])
+    assert verdict.culprit is not None
+    assert verdict.culprit.name == "keeps_statistics"
+    assert all(torch.equal(value, kept[name]) for name, value in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
