@@ -193,6 +193,33 @@ class TestStage:
             edited(captured, bisect_limit=1, bisect_rewrites=limit)
             assert show_graph(captured.module.graph).count("axis") == left
 
+    def test_graphs_inside_are_rewritten_by_the_sizes_of_their_inputs(self) -> None:
+        """Nobody has example inputs for a branch."""
+
+        def joined(x: torch.Tensor) -> torch.Tensor:
+            return torch.cat([*x.split(4, 1)], 1) + torch.sum(x, axis=1, keepdim=True)
+
+        captured = capture(lambda x: torch.cond(x.sum() > 0, joined, lambda y: y + 1, (x,)), [X])
+        record = edited(captured)
+        inside = {(run.name, run.changed) for run in record.passes if run.graph != "main" and run.changed}
+        assert inside == {("normalise_keywords", 1), ("merge_split_items", 1)}
+        assert not [run.name for run in record.passes if run.graph == "main" and run.changed]
+        torch.testing.assert_close(captured.module(*captured.inputs)[0], joined(X) if X.sum() > 0 else X + 1)
+
+    def test_without_rewrites_users_passes_the_sort_and_the_check_are_left(self) -> None:
+        def insert_above(graph: Graph) -> int:
+            (node,) = find(graph, "sum")
+            with graph.inserting_before(next(iter(graph.nodes))):
+                node.replace_all_uses_with(graph.call_function(torch.neg, (node,)), lambda user: user.op == "output")
+            return 1
+
+        captured = capture(lambda x: torch.sum(x, axis=1), [X])
+        with register_pass("pre_grad", insert_above):
+            record = edited(captured, pre_grad_rewrites=False)
+        assert [run.name for run in record.passes] == ["insert_above", "sort_nodes", *names(plan(())[1])]
+        assert "axis" in captured.module.code
+        torch.testing.assert_close(captured.module(*captured.inputs)[0], -X.sum(1))
+
     def test_rewrites_are_on_record(self) -> None:
         record = edited(capture(lambda x: torch.sum(x, axis=1), [X]))
         assert [(entry.what, entry.taken) for entry in record.decisions] == [("normalise_keywords", True)]

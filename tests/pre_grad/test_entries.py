@@ -129,6 +129,7 @@ PROOFS: dict[str, tuple[str, ...]] = {
     "PM-12": (
         "pattern/test_match.py::TestTable::test_from_last_to_first_and_in_order",
         "pattern/test_match.py::TestTable::test_stops_when_the_node_is_gone",
+        "pattern/test_match.py::TestTable::test_other_nodes_are_not_looked_at",
     ),
     "PM-13": ("pattern/test_match.py::TestBarriers",),
     "PM-14": (
@@ -148,11 +149,25 @@ PROOFS: dict[str, tuple[str, ...]] = {
         "pattern/test_match.py::TestTable::test_says_why_not_in_the_log",
         "pattern/test_match.py::TestTable::test_other_nodes_are_not_looked_at",
     ),
-    "PM-17": ("pre_grad/test_arguments.py", "pattern/test_match.py::TestBarriers", "pre_grad/test_effects.py"),
+    "PM-17": (
+        "pre_grad/test_arguments.py",
+        "pattern/test_match.py::TestTable::test_an_option_is_asked_for_by_name",
+        "pattern/test_traced.py::TestRegister::test_only_with_an_option",
+        "pattern/test_traced.py::TestLazy::test_methods_of_objects",
+        "pattern/test_traced.py::TestAfterAutograd::test_nested_arguments_of_a_replacement",
+        "pattern/test_match.py::TestBarriers",
+        "unit/test_graph.py::test_a_copy_has_graphs_of_its_own_and_shares_what_they_hold",
+    ),
     # Values, order, observation.
     "MD-1": (
         "unit/test_graph.py::test_refresh_recomputes_what_an_edit_made_stale",
         "unit/test_graph.py::test_refresh_of_one_edit_in_a_long_chain_stops_where_nothing_changes",
+        "unit/test_graph.py::test_refresh_of_what_was_changed_back_reaches_its_users",
+        "unit/test_graph.py::test_refresh_after_an_edit_inside_a_branch_reaches_those_who_read_the_branch",
+        "unit/test_graph.py::test_refresh_hands_strides_into_branches",
+        "unit/test_graph.py::test_refresh_refuses_other_sizes_for_a_branch",
+        "unit/test_graph.py::test_refresh_keeps_the_symbols_of_sizes_that_only_running_tells",
+        "pattern/test_lowering.py::test_values_are_told_by_the_calls_and_never_by_the_function",
     ),
     "MD-2": ("pre_grad/test_driver.py::TestSort",),
     "MD-3": ("unit/test_passes.py", "pre_grad/test_driver.py::TestStage"),

@@ -183,6 +183,33 @@ class TestModels:
 
         rewrites(unbind_stack_to_slices, trace(function, [torch.randn(5, 60)]), times=1, left={"cat": 1}, exact=True)
 
+    def test_all_of_one_split_after_another_tensor(self) -> None:
+        def function(x: Any, y: Any) -> Any:
+            return torch.cat([y, *take(torch.split(x, 50, 0), 12)], 0)
+
+        inputs = [torch.randn(600, 2), torch.randn(3, 2)]
+        outcome = rewrites(split_cat_to_slices, trace(function, inputs), times=1, left={"cat": 1}, exact=True)
+        assert len(find(outcome.module.graph, "cat")[0].args[0]) == 2
+
+    def test_all_of_an_unbind_side_by_side(self) -> None:
+        captured = trace(lambda x: torch.cat(take(torch.unbind(x, 0), 12), 1) * 2, [torch.randn(12, 4, 5)])
+        rewrites(unbind_cat_to_view, captured, times=1, left={"cat": 0, "unbind": 0}, exact=True)
+
+    def test_a_long_stack_of_an_unbind_behind_another_tensor(self) -> None:
+        def function(x: Any, y: Any) -> Any:
+            return torch.stack([y, *take(torch.unbind(x, 0), 11)], 1)
+
+        inputs = [torch.randn(11, 4, 5), torch.randn(4, 5)]
+        left = {"stack": 0, "cat": 1, "unbind": 0}
+        rewrites(unbind_stack_to_slices, trace(function, inputs), times=1, left=left, exact=True)
+
+    def test_reshaped_sections_without_others(self) -> None:
+        def function(x: Any) -> Any:
+            return (torch.stack([part.reshape(-1, 3) for part in take(x.split(1, 1), 12)], 0) * 2).flatten()
+
+        left = {"stack": 0, "split": 0, "cat": 0}
+        rewrites(move_reshape_out_of_split_stack, trace(function, [torch.randn(9, 12)]), times=1, left=left, exact=True)
+
     def test_reshaped_sections(self) -> None:
         def function(x: Any) -> Any:
             parts = [part.reshape(-1, 5) for part in take(x.view(50, 5).split(1, 1), 5)]

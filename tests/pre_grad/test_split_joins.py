@@ -132,6 +132,19 @@ class TestSimplifySplitJoins:
         outcome = rewrites(simplify_split_joins, trace(function, [WIDE, ONES]), times=3, left=left, exact=True)
         assert sections(outcome.module.graph) == [(4, 12, 8, 4, 4)]
 
+    @pytest.mark.parametrize(("kind", "dim"), [("cat", 1), ("cat", 2), ("stack", 1)])
+    def test_runs_in_another_order(self, kind: str, dim: int) -> None:
+        """The later run stands first, and others stand between: each is one section, in the place of its run."""
+
+        def function(x: Any, y: Any) -> Any:
+            parts = take(x.split(4, 1), 8)
+            op = torch.cat if kind == "cat" else torch.stack
+            return op([*parts[5:8], y, *parts[1:4], parts[0]], dim)
+
+        left = {"split": 1, "stack": 0, "cat": 1, "narrow": 0}
+        outcome = rewrites(simplify_split_joins, trace(function, [WIDE, ONES]), times=2, left=left, exact=True)
+        assert sections(outcome.module.graph) == [(4, 12, 4, 12)]
+
     def test_unequal_sections(self) -> None:
         def function(x: Any, y: Any) -> Any:
             parts = take(x.split([2, 4, 4, 4, 4, 4, 8, 2], 1), 8)

@@ -7,7 +7,7 @@ import operator
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx import Graph, GraphModule
+from torch.fx import Graph, GraphModule, Interpreter
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from ferrite.errors import Malformed
@@ -216,6 +216,22 @@ def test_refresh_of_one_edit_in_a_long_chain_stops_where_nothing_changes() -> No
     nodes[990].kwargs = {"dtype": torch.float64}
     assert refresh(module, snapshot) == 11  # the edited one and all below it: dtypes are compared
     assert nodes[-2].meta["val"].dtype == torch.float64
+
+
+def test_refresh_of_what_was_changed_back_reaches_its_users() -> None:
+    """Each time the values are those of running the whole graph."""
+    module = parse_graph(
+        "def graph(x: f32[4, 2]):\n    a = aten.t.default(x)\n    b = aten.sin.default(a)\n"
+        "    c = aten.sum.dim_IntList(b, [0])\n    return (c,)\n"
+    )
+    x, a, b, c, _ = module.graph.nodes
+    for target, shapes in ((aten.clone.default, ((4, 2), (4, 2), (2,))), (aten.t.default, ((2, 4), (2, 4), (4,)))):
+        snapshot = take(module.graph)
+        a.target = target
+        assert refresh(module, snapshot) == 3
+        assert tuple(tuple(node.meta["val"].shape) for node in (a, b, c)) == shapes
+        (whole,) = Interpreter(module).run(torch.empty(x.meta["val"].shape))
+        assert (c.meta["val"].shape, c.meta["val"].stride()) == (whole.shape, whole.stride())
 
 
 def _with_a_branch() -> GraphModule:
