@@ -6,8 +6,9 @@
     ferrite.register_pattern(lambda a, b, c: a @ b + c, lambda a, b, c: torch.addmm(c, a, b), [a, b, c])
 
 A pass is a function of an FX graph that edits it and may say in how many places. After it ran, the graph is put in
-order, new nodes before autograd get fake values, and the result is checked; what is wrong is an error that names the
-pass, under `strict` or not: nobody else can repair it.
+order, what was edited and what depends on it gets new fake values, and the result is checked: it must give as many
+tensors as before, of the same sizes and dtypes. What is wrong is an error that names the pass, under `strict` or not:
+nobody else can repair it.
 
 The list of what is registered is `registry`, from `register_pass` to the end of its scope or `remove`.
 """
@@ -25,7 +26,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.fx import Graph
+from torch.fx import Graph, GraphModule, Node
+from torch.utils._pytree import tree_leaves
 
 from ferrite import errors, registry
 from ferrite.errors import CompileFault, Unsupported, UserFault
@@ -37,7 +39,9 @@ from ferrite.graph.order import sort_nodes
 from ferrite.graph.pattern.check import Check
 from ferrite.graph.pattern.check import if_option as if_option
 from ferrite.graph.pattern.traced import TracedPattern
-from ferrite.graph.snapshot import changed_nodes, take
+from ferrite.graph.snapshot import Snapshot, changed_nodes, take
+from ferrite.graph.text import show_type
+from ferrite.graph.values import refresh, tensor_of
 
 STAGES = ("pre_grad", "joint", "post_grad")
 
@@ -53,6 +57,8 @@ class UserPass:
         self.before = before
         self.after = after
         self.name = str(key or getattr(function, "__name__", type(function).__name__))
+        if self.name == "<lambda>":
+            self.name = f"pass_{len(registry.registered)}"
 
     def remove(self) -> None:
         if self in registry.registered:
@@ -75,17 +81,28 @@ class UserPass:
         try:
             told = self.function(graph)
             sort_nodes(graph)
-            changed = len(changed_nodes(graph, before)) + len(before.keys() - set(graph.nodes))
+            edited = changed_nodes(graph, before)
+            changed = len(edited) + len(before.keys() - set(graph.nodes))
             if changed:
                 facts.clear()
-            if changed and self.stage == "pre_grad":
-                fill_values(graph)
-            if changed and graph.owning_module is not None:
-                check_graph(graph.owning_module, where, after_autograd=self.stage != "pre_grad")
+                self._verify(graph, before, edited, where)
         except Exception as error:
             text = error.title if isinstance(error, CompileFault) else f"{type(error).__name__}: {error}"
             raise UserFault(f"the pass {self.name} that you registered failed: {text}", at=where) from error
-        return told if isinstance(told, int) and told > 0 else int(changed > 0)
+        return told if type(told) is int and told > 0 else int(changed > 0)
+
+    def _verify(self, graph: Graph, before: Snapshot, edited: set[Node], where: str) -> None:
+        after_autograd = self.stage != "pre_grad"
+        if graph.owning_module is not None:
+            check_graph(graph.owning_module, where, after_autograd=after_autograd)
+        if isinstance(self.function, _PatternPass):
+            return  # what it puts in was traced on the values of what it stands for
+        if not after_autograd:
+            fill_values(graph, edited)
+        elif isinstance(graph.owning_module, GraphModule):
+            refresh(graph.owning_module, before)
+        if reason := _gives_something_else(graph, before):
+            raise ValueError(reason)
 
     def digest(self) -> str:
         """Of everything that the pass does: its `uuid()`, or its code and what that holds and reads. The same in every
@@ -115,6 +132,22 @@ def register_pass(
         raise ValueError(f"a pass {entry.name!r} is registered for {stage} already")
     registry.registered.append(entry)
     return entry
+
+
+def _gives_something_else(graph: Graph, before: Snapshot) -> str | None:
+    """How the results of a graph differ from those before an edit, as far as sizes and dtypes are known."""
+    ends = [entry for entry in before.values() if entry.op == "output"]
+    old, new = tree_leaves(ends[0].args), tree_leaves(graph.output_node().args)
+    if len(old) != len(new):
+        return f"the graph gives {len(new)} results, not {len(old)}"
+    for place, (one, other) in enumerate(zip(old, new, strict=True)):
+        entry = before[one].meta if isinstance(one, Node) else {}
+        was, now = entry.get("example_value", entry.get("val")), tensor_of(other)
+        if not isinstance(was, torch.Tensor) or now is None:
+            continue
+        if was.dtype != now.dtype or [*map(str, was.shape)] != [*map(str, now.shape)]:
+            return f"result {place}, {other.name}, is {show_type(now)}, not {show_type(was)}"
+    return None
 
 
 class _PatternPass:

@@ -3,21 +3,39 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Collection, Sequence
+from contextlib import nullcontext
 from functools import cached_property
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
 from torch.fx import Graph, Node
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, _ShapeEnvGuardError
 from torch.fx.node import map_arg
 
+from ferrite.graph.effects import reshapes
 from ferrite.graph.modes import Modes
 from ferrite.graph.query import attribute
 from ferrite.graph.values import fake_mode_of, value_of
 
 _KEPT = ("stack_trace", "nn_module_stack")
+# What fake execution says where a call may be right and only running it can tell.
+_NO_ANSWER = (
+    _ShapeEnvGuardError,
+    GuardOnDataDependentSymNode,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+    DynamicOutputShapeException,
+    DataDependentOutputException,
+)
 
 
 Build = Callable[["Builder"], "Node | Sequence[Node]"]
@@ -124,15 +142,35 @@ class Builder:
         return root
 
 
-def fill_values(graph: Graph) -> None:
-    """Fake values for calls that have none, where they can be told; who made them need not think of it."""
+def fill_values(graph: Graph, changed: Collection[Node] = ()) -> None:
+    """Fake values for calls that have none, for those that were `changed`, and for what depends on them; who made them
+    need not think of it. What cannot be told has none afterwards. Raises `CannotBuild` if a changed call fails."""
     evaluator = Evaluator(graph, Modes(graph))
     placeholders = graph.find_nodes(op="placeholder")
     key = value_key(placeholders[0]) if placeholders else "example_value"
+    stale = set(changed)
     for node in graph.nodes:
-        if node.op in ("call_function", "call_method") and node.users and value_of(node) is None:
-            with suppress(CannotBuild):
-                node.meta[key] = evaluator.value(node)
+        known = value_of(node) is not None
+        if not node.op.startswith("call") or (known and node not in stale and stale.isdisjoint(node.all_input_nodes)):
+            continue
+        if not known and not node.users:
+            continue
+        stale.add(node)  # others may share its memory now, even if it looks the same
+        node.meta.pop(key, None)
+        if node.op == "call_module" or (reshapes(node) and stale.isdisjoint(node.all_input_nodes)):
+            continue  # what is given other sizes in place has them already
+        try:
+            node.meta[key] = evaluator.value(node)
+        except CannotBuild as failure:
+            if node in changed and _would_fail(failure.__cause__):
+                raise
+
+
+def _would_fail(cause: BaseException | None) -> bool:
+    """Whether a call that has no fake value has none because it is wrong."""
+    return isinstance(cause, (RuntimeError, TypeError, ValueError, IndexError, AttributeError)) and not isinstance(
+        cause, _NO_ANSWER
+    )
 
 
 def value_key(node: Node) -> str:

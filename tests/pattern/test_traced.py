@@ -290,7 +290,7 @@ class TestLazy:
         table = PatternTable()
         for dim in (0, 1):
             pattern = TracedPattern(
-                f"d{dim}", lambda x, dim=dim: x.sum(dim), lambda x: x, [torch.randn(2, 2)], scalars={"dim": dim}
+                f"d{dim}", lambda x, dim=dim: x.sum(dim), lambda x, dim: x, [torch.randn(2, 2)], scalars={"dim": dim}
             )
             table.add(pattern.name, pattern.pattern, lambda match: None, also=pattern.duplicates() + pattern.name)
         assert len(table.entries) == 2
@@ -427,6 +427,21 @@ class TestRegister:
         with register_pattern(lambda x: x.sin(), lambda x: x.cos(), [x], **settings):
             pipeline.edit_pre_grad(captured.module, options, record, [x])
         assert [one.subjects for one in record.decisions if one.what == "numeric_check"] == [("wrong",)]
+
+    def test_other_numbers_of_parameters_are_errors_at_once(self) -> None:
+        x = torch.randn(3)
+        with pytest.raises(ValueError, match=r"pair takes 2 tensors \(a, b\) and has 1 example inputs"):
+            ferrite.register_pattern(lambda a, b: a + b, lambda a, b: a, [x], name="pair")
+        with pytest.raises(ValueError, match=r"what pair is replaced by takes 1 parameters, not 2 \(a, b\)"):
+            ferrite.register_pattern(lambda a, b: a + b, lambda a: a, [x, x], name="pair")
+
+    def test_a_check_that_asks_for_another_parameter(self) -> None:
+        module = graph("sin = aten.sin.default(x)\nreturn (sin,)", "x: f32[4]")
+        pattern = TracedPattern(
+            "one", lambda a: a.sin(), lambda a: a.cos(), [torch.randn(2)], extra_check=lambda match: bool(match["b"])
+        )
+        with pytest.raises(KeyError, match="the pattern has no parameter 'b'; it has a"):
+            applied(pattern, module)
 
     def test_an_option_that_does_not_exist(self) -> None:
         with pytest.raises(RuntimeError, match="Did you mean 'fallback_random'"):

@@ -326,6 +326,47 @@ class TestUserPasses:
         ):
             pipeline.edit_pre_grad(captured.module, Options(strict=strict), GraphRecord("test", "pre_grad"))
 
+    @pytest.mark.parametrize(
+        ("stage", "target", "message"),
+        [
+            ("pre_grad", torch.isnan, "result 0, sin, is b8[2, 8], not f32[2, 8]"),
+            ("post_grad", torch.ops.aten.isnan.default, "is b8[2, 8], not f32[2, 8]"),
+            ("pre_grad", torch.det, "sin cannot be evaluated"),
+            ("joint", torch.ops.aten.mm.default, "aten::mm"),
+        ],
+    )
+    def test_a_pass_that_calls_something_else_is_named(self, stage: str, target: Any, message: str) -> None:
+        def calls_another(graph: Graph) -> None:
+            (node,) = [node for node in graph.nodes if "sin" in node.name]
+            node.op, node.target, node.kwargs = "call_function", target, {}
+
+        torch._dynamo.reset()
+        with (
+            register_pass(stage, calls_another),
+            pytest.raises(Exception, match="calls_another that you registered failed") as caught,
+        ):
+            torch.compile(lambda x: x.sin(), backend="ferrite", options={"cache": "off"})(X)
+        assert message in str(caught.value)
+
+    def test_values_of_what_was_edited_are_made_again(self) -> None:
+        """A copy that becomes a view shares memory; what reads it has another shape."""
+
+        def copy_to_transpose(graph: Graph) -> None:
+            (node,) = find(graph, "clone")
+            node.op, node.target = "call_method", "t"
+
+        captured = capture(lambda x: x.clone().relu().sum(), [X])
+        with register_pass("pre_grad", copy_to_transpose):
+            edited(captured)
+        (view,), (relu,) = (find(captured.module.graph, name) for name in ("t", "relu"))
+        source = view.args[0].meta["example_value"]
+        assert view.meta["example_value"].untyped_storage()._cdata == source.untyped_storage()._cdata
+        assert relu.meta["example_value"].shape == (8, 2)
+
+    def test_two_lambdas(self) -> None:
+        with register_pass("joint", lambda graph: 0) as one, register_pass("joint", lambda graph: 0) as other:
+            assert one.name != other.name
+
     def test_the_error_comes_out_of_torch_compile(self) -> None:
         def fails(graph: Graph) -> int:
             raise KeyError("missing")

@@ -32,6 +32,8 @@ class Match:
     ends: tuple[Node | None, ...]
 
     def __getitem__(self, name: str) -> Any:
+        if name not in self.names:
+            raise KeyError(f"the pattern has no parameter {name!r}; it has {', '.join(self.names)}")
         return self.names[name]
 
     def calls(self, *targets: Any) -> list[Node]:

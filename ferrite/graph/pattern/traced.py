@@ -9,6 +9,7 @@ traced on the same values. What cannot be traced is no match.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -63,12 +64,26 @@ class TracedPattern:
         values = list(self.scalars.values())
         if len(set(values)) != len(values):
             raise ValueError(f"the scalars of {self.name} must differ from each other, given {dict(self.scalars)}")
+        self._check_parameters()
         if self.joint and (self.stage != "joint" or not any(value.requires_grad for value in self.inputs)):
             raise ValueError(f"{self.name} is joint: it needs the stage joint, and an example input that requires grad")
         if (self.replacement is None) == (self.lowering is None):
             raise ValueError(f"{self.name} needs a replacement, or a function that lowers it")
         if self.lowering is not None and self.stage != "post_grad":
             raise ValueError(f"{self.name} is lowered by a function: it needs the stage post_grad")
+
+    def _check_parameters(self) -> None:
+        names = parameter_names(self.search)
+        tensors = [name for name in names if name not in self.scalars]
+        if len(tensors) != len(self.inputs) and self.stage != "pre_grad":
+            takes = f"takes {len(tensors)} tensors ({', '.join(tensors)})"
+            raise ValueError(f"{self.name} {takes} and has {len(self.inputs)} example inputs")
+        for other in (self.replacement, self.lowering):
+            if other is None or any(p.kind is p.VAR_POSITIONAL for p in inspect.signature(other).parameters.values()):
+                continue
+            if len(parameter_names(other)) != len(names):
+                takes = f"{len(parameter_names(other))} parameters, not {len(names)} ({', '.join(names)})"
+                raise ValueError(f"what {self.name} is replaced by takes {takes}")
 
     @cached_property
     def pattern(self) -> Op | Several:
