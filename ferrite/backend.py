@@ -105,7 +105,7 @@ def _compile_captured(module: GraphModule, inputs: list[Any], options: Options) 
         return torch._dynamo.disable(module.forward, reason=f"Ferrite leaves this graph to eager: {reason}")
     spare = {member: take(member.graph) for _, member in family(module)} if isinstance(module, GraphModule) else {}
     try:
-        lookup = caching.look_up(module, options)
+        lookup = caching.look_up(module, options, _taker(module))
         function = _from_cache(lookup, record)
         if function is None:
             from ferrite.compilation import Compilation
@@ -145,6 +145,16 @@ def _tracing_changed_inputs(module: Any, inputs: list[Any]) -> bool:
     return False
 
 
+def _taker(module: Any) -> caching.Taker | None:
+    """PyTorch's own store of whole functions, if it is on and will have the one with this graph."""
+    if not torch._dynamo.config.caching_precompile:
+        return None
+    from ferrite.packaging import offer
+
+    identity = getattr(module, "_backend_id", None)
+    return None if identity is None else functools.partial(offer, identity)
+
+
 def _from_cache(lookup: caching.Lookup, record: Record) -> Callable[..., Any] | None:
     """What was compiled before, with the record of that; None if there is nothing, or nothing that works."""
     if lookup.outcome in ("off", "package"):
@@ -153,7 +163,7 @@ def _from_cache(lookup: caching.Lookup, record: Record) -> Callable[..., Any] | 
     with told.stage("load"):
         if lookup.entry is not None:
             try:
-                function, graphs = caching.wrapped(lookup.entry), caching.said_by(lookup.entry)
+                function, graphs = caching.wrapped(lookup.entry, lookup.lines), caching.said_by(lookup.entry)
                 record.graphs += graphs
             except Exception as error:
                 # The digest is right, so this is an entry that we should not have written.

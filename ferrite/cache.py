@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -174,8 +174,7 @@ def explain(folder: Folder = None) -> str:
 
 
 def difference(wanted: Mapping[str, str], found: Mapping[str, str]) -> list[str]:
-    """What differs between two keys: each field with the first line that is another one, apart from remarks in it if
-    there is such a line."""
+    """What differs between two keys: each field with the first line that is another one."""
     told = []
     for name in sorted({*wanted, *found}):
         here, there = wanted.get(name, "").splitlines(), found.get(name, "").splitlines()
@@ -183,7 +182,7 @@ def difference(wanted: Mapping[str, str], found: Mapping[str, str]) -> list[str]
         here, there = here + [""] * (length - len(here)), there + [""] * (length - len(there))
         pairs = [(now.strip(), then.strip()) for now, then in zip(here, there, strict=True) if now != then]
         if pairs:
-            now, then = min(pairs, key=lambda pair: pair[0].partition("  # ")[0] == pair[1].partition("  # ")[0])
+            now, then = pairs[0]
             rest = f" (and {len(pairs) - 1} lines more)" if len(pairs) > 1 else ""
             told.append(f"{name}: now {now or 'nothing'}; it was made for {then or 'nothing'}{rest}")
     return told
@@ -222,18 +221,10 @@ def _entry(file: File, outline: Outline, sizes: Mapping[str, int]) -> Entry:
         phases=tuple(sorted(outline.graphs, key=["inference", "forward", "backward"].index)),
         kernels=sum(len(graph.kernels) for graph in outline.graphs.values()),
         seconds=sum(graph.facts.seconds for graph in outline.graphs.values()),
-        hint=next(_sources(outline.fields.get("graph", "")), ""),
+        hint=next(filter(None, outline.sources), ""),
         guards=outline.guards,
         fields=outline.fields,
     )
-
-
-def _sources(graph: str) -> Iterator[str]:
-    """The user's lines that stand behind the lines of a graph."""
-    for line in graph.splitlines():
-        _, mark, source = line.partition("  # ")
-        if mark:
-            yield source.strip()
 
 
 def _other_fields(wanted: Mapping[str, str], found: Mapping[str, str]) -> int:

@@ -45,8 +45,8 @@ from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
 from ferrite import registry
 from ferrite.artifact import autograd_facts
 from ferrite.artifact.compiled import CompiledGraph
-from ferrite.artifact.entry import Entry, Wrapping, bundle, decode, encode, objects_of, unbundle
-from ferrite.artifact.key import Fields, digest, fields_of, fields_of_machine
+from ferrite.artifact.entry import Entry, Wrapping, bundle, decode, encode, moved_lines, objects_of, unbundle
+from ferrite.artifact.key import Fields, digest, fields_of, fields_of_machine, sources_of
 from ferrite.artifact.outline import outline_of
 from ferrite.artifact.store import GRAPHS, OBJECTS, Store, default_folder
 from ferrite.errors import BrokenCache, Unsupported
@@ -62,6 +62,9 @@ _LOOKED_AT = {"bisect_limit": None, "bisect_rewrites": None, "numeric_check": ()
               "explain_patterns": (), "compile_mode": "normal"}  # fmt: skip
 
 
+Taker = Callable[[bytes], None]  # who else wants an entry, as `bundle` writes it, once there is one
+
+
 @dataclass
 class Lookup:
     """What the cache said of one captured graph. `outcome`: "hit", "miss", "bypass" or "off"; or "package" if the
@@ -75,6 +78,9 @@ class Lookup:
     store: Store | None = None
     name: str = ""  # under which the entry was found
     sizes: tuple[torch.SymInt, ...] = ()  # the symbolic inputs, in order
+    sources: tuple[str, ...] = ()  # the user's lines behind the graph
+    lines: dict[str, str] | None = None  # those of the entry that are others now
+    taker: Taker | None = None
 
     def fail(self, why: str) -> None:
         """An entry that was found does not work: it goes, and the graph is compiled."""
@@ -114,10 +120,10 @@ def _opened(mode: str, folder: str, megabytes: int | None) -> Store:
 # ---- looking up
 
 
-def look_up(module: GraphModule, options: Options) -> Lookup:
+def look_up(module: GraphModule, options: Options, taker: Taker | None = None) -> Lookup:
     """Never raises, whatever is on the disk, but under `cache="strict"`."""
     try:
-        found = _look_up(module, options)
+        found = _look_up(module, options, taker)
     except BrokenCache:
         raise
     except Exception as error:
@@ -129,18 +135,20 @@ def look_up(module: GraphModule, options: Options) -> Lookup:
     return found
 
 
-def _look_up(module: GraphModule, options: Options) -> Lookup:
+def _look_up(module: GraphModule, options: Options, taker: Taker | None) -> Lookup:
     if torch._functorch.config.force_autograd_cache:  # `aot_compile` saves what is compiled
         return Lookup("package", "", fields=fields_of_machine())
     store = store_of(options)
     if store is None:
         return Lookup("off", "the cache is off")
     try:
-        wanted = fields_of(module, _options_text(options), registry.digest())
+        wanted = fields_of(module, options_text(options), registry.digest())
     except Unsupported as error:
         return Lookup("bypass", error.title)
-    key, sizes = digest(wanted), _symbolic_inputs(module)
-    miss = Lookup("miss", "nothing is stored under this key", key, wanted, store=store, sizes=sizes)
+    key, sizes, sources = digest(wanted), _symbolic_inputs(module), sources_of(module)
+    miss = Lookup(
+        "miss", "nothing is stored under this key", key, wanted, store=store, sizes=sizes, sources=sources, taker=taker
+    )
     for name in _names(key):
         data = store.read(GRAPHS, name)
         if data is None:
@@ -150,10 +158,14 @@ def _look_up(module: GraphModule, options: Options) -> Lookup:
             entry = decode(data, lambda sought: store.read(OBJECTS, sought))
             if entry.fields != wanted:
                 raise ValueError("it was made for something else")
+            lines = moved_lines(entry.sources, sources)
+            if lines is None:
+                miss.reason = "its lines are no longer those of the entry under this key"
+                continue
             if _guards_hold(sizes, entry.guards):
-                _hand_on(name, data, objects_of(entry))
+                _hand_on(name, data, objects_of(entry), taker)
                 store.note_hit(name)
-                return Lookup("hit", f"found as {name[:12]}", key, wanted, entry, store, name)
+                return Lookup("hit", f"found as {name[:12]}", key, wanted, entry, store, name, lines=lines)
         except Exception as error:  # whatever an entry makes us do: it is not used
             if store.discarded == told:
                 store.discard(GRAPHS, name, str(error) or type(error).__name__)
@@ -170,7 +182,8 @@ def _names(key: str) -> Iterator[str]:
     return (f"{key}-{number}" for number in range(MOST_UNDER_ONE_KEY))
 
 
-def _options_text(options: Options) -> Mapping[str, str]:
+def options_text(options: Options) -> Mapping[str, str]:
+    """Those that can change what is made. Raises `Unsupported` if what is made under them is not stored."""
     watched = [name for name, idle in _LOOKED_AT.items() if getattr(options, name) != idle]
     if watched:
         raise Unsupported(f"the compile is looked at: {', '.join(watched)}")
@@ -248,9 +261,9 @@ def _check_guards(text: str) -> None:
 # ---- a hit
 
 
-def wrapped(entry: Entry) -> Callable[..., Any]:
-    """The function that AOTAutograd made when the graph was compiled."""
-    graphs = {phase: CompiledGraph.unpack(parcel) for phase, parcel in entry.graphs.items()}
+def wrapped(entry: Entry, lines: Mapping[str, str] | None = None) -> Callable[..., Any]:
+    """The function that AOTAutograd made when the graph was compiled; `lines`: the user's that are others now."""
+    graphs = {phase: CompiledGraph.unpack(parcel, lines) for phase, parcel in entry.graphs.items()}
     facts = autograd_facts.unpack_whole(entry.wrapping.facts)
     backward = graphs.get("backward")
     result = _result_type()(
@@ -398,6 +411,7 @@ def _keep(
     _check_guards(guards or "True")
     entry = Entry(
         lookup.fields,
+        lookup.sources,
         guards,
         Wrapping(
             autograd_facts.pack(told["fw_metadata"]),
@@ -417,7 +431,7 @@ def _keep(
     if write(lookup.store, name, data, objects):
         lookup.reason += f"; stored as {name[:12]}"
         counters["ferrite"]["graph_cache_saved"] += 1
-        _hand_on(name, data, objects)
+        _hand_on(name, data, objects, lookup.taker)
 
 
 def write(store: Store, name: str, entry: bytes, objects: Mapping[str, bytes]) -> bool:
@@ -464,8 +478,11 @@ class GraphArtifact(CacheArtifact):
             write(store, found.name, found.entry, found.objects)
 
 
-def _hand_on(name: str, entry: bytes, objects: dict[str, bytes]) -> None:
-    CacheArtifactRecorder(GraphArtifact.type(), name).record(bundle(name, entry, objects))
+def _hand_on(name: str, entry: bytes, objects: dict[str, bytes], taker: Taker | None) -> None:
+    whole = bundle(name, entry, objects)
+    CacheArtifactRecorder(GraphArtifact.type(), name).record(whole)
+    if taker is not None:
+        taker(whole)
 
 
 def _number_of_overlap_guards() -> int:

@@ -99,6 +99,7 @@ def _show(asked: argparse.Namespace, console: Console) -> int:
         return 1
     for entry in found:
         _say(console, f"entry     {entry.name}")
+        _say(console, f"from      {entry.hint}")
         _say(console, f"made      {_when(entry.made)}, in {entry.seconds:.2f} s of compiling")
         _say(console, f"used      {entry.hits} times, last {_when(entry.used)}")
         _say(console, f"size      {_bytes(entry.size)}, {entry.kernels} kernels in {', '.join(entry.phases)}")

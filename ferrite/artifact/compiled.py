@@ -8,7 +8,7 @@ pickled code).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -139,11 +139,11 @@ class CompiledGraph:
         )
 
     @staticmethod
-    def unpack(parcel: Parcel) -> CompiledGraph:
-        """Raises `ValueError` or `Malformed` for whatever `parcel` did not make."""
+    def unpack(parcel: Parcel, lines: Mapping[str, str] | None = None) -> CompiledGraph:
+        """`lines`: the user's that are others now. Raises `ValueError` or `Malformed` for what is no parcel."""
         constants = {name: load_tensor(stored) for name, stored in parcel.constants.items()}
         stored = tuple(StoredProgram(name, text) for name, text in parcel.kernels.items())
-        program = packed.unpack(parcel.program)
+        program = packed.unpack(parcel.program, lines)
         check_program(program, _taken(parcel))
         if {constant.name for constant in program.constants} != constants.keys():
             raise ValueError("the constants are not those of the program")

@@ -2,19 +2,23 @@
 
 An entry is msgpack of the types below, decoded strictly: a field that is missing, unknown or of another type makes it
 no entry. Machine code stands beside it under its own digest, so that entries share it.
+
+Note [Lines]
+    Errors name the user's line, so host programs hold lines. A graph whose code moved in its file has the same key: on
+    a hit each line becomes that of the same node in the graph that is compiled now.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
 from ferrite.artifact.compiled import Parcel
 
-FORMAT = 1
+FORMAT = 2
 
 
 class Wrapping(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -27,10 +31,12 @@ class Wrapping(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`fields`: of the key. `guards`: what the sizes of a call must satisfy, over its symbolic inputs in order.
-    `records`: what the compile said, for the record of whoever finds this."""
+    """`fields`: of the key. `sources`: the user's lines when it was compiled (Note [Lines]). `guards`: what the sizes
+    of a call must satisfy, over its symbolic inputs in order. `records`: what the compile said, for the record of
+    whoever finds this."""
 
     fields: dict[str, str]
+    sources: tuple[str, ...]
     guards: str
     wrapping: Wrapping
     graphs: dict[str, Parcel]  # by phase: "inference", or "forward" and "backward"
@@ -72,6 +78,20 @@ def decode(data: bytes, read_object: Callable[[str], bytes | None]) -> Entry:
             objects.append(found)
         graphs[phase] = _with_objects(parcel, tuple(objects))
     return msgspec.structs.replace(entry, graphs=graphs)
+
+
+def moved_lines(then: Sequence[str], now: Sequence[str]) -> dict[str, str] | None:
+    """Each line, and each place alone, with what it is now; None if one is now two, or nodes do not pair up."""
+    if tuple(then) == tuple(now):
+        return {}
+    if len(then) != len(now):
+        return None
+    moved: dict[str, str] = {}
+    for was, became in zip(then, now, strict=True):
+        for old, new in ((was, became), (was.partition("  ")[0], became.partition("  ")[0])):
+            if old and moved.setdefault(old, new) != new:
+                return None
+    return moved
 
 
 def objects_of(entry: Entry) -> dict[str, bytes]:

@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 from ferrite.errors import Unsupported
 from ferrite.graph.names import name_of
+from ferrite.graph.query import source_line
 from ferrite.graph.text import show_graph, show_type
 
 Fields = dict[str, str]
@@ -53,11 +54,15 @@ def fields_of(module: GraphModule, options: Mapping[str, str], passes: str) -> F
     return {
         "graph": "\n".join(_graph_lines(module)),
         "inputs": "\n".join(_input_lines(module.graph)),
-        "state": "\n".join(_state_lines()),
-        "options": "\n".join(f"{name} = {text}" for name, text in sorted(options.items())),
+        "state": "\n".join((*_guarded_lines(), *settings_lines())),
+        "options": show_options(options),
         "passes": passes,
         **fields_of_machine(),
     }
+
+
+def show_options(options: Mapping[str, str]) -> str:
+    return "\n".join(f"{name} = {text}" for name, text in sorted(options.items()))
 
 
 def fields_of_machine() -> Fields:
@@ -83,9 +88,17 @@ def _graph_lines(module: GraphModule, name: str = "graph") -> Iterator[str]:
         custom = node.meta.get("custom")
         if custom:
             yield f"{name} {node.name} custom {custom!r}"
-    yield show_graph(module.graph, name, sources=True)
+    yield show_graph(module.graph, name)
     for node in module.graph.find_nodes(op="get_attr"):
         yield from _graph_lines(getattr(module, node.target), node.target)
+
+
+def sources_of(module: GraphModule) -> tuple[str, ...]:
+    """The user's lines, node by node. They are no part of the key: what stands above a function may change."""
+    nested = (getattr(module, node.target) for node in module.graph.find_nodes(op="get_attr"))
+    return tuple(source_line(node) for node in module.graph.nodes) + tuple(
+        line for inner in nested for line in sources_of(inner)
+    )
 
 
 def _refuse_state(module: GraphModule) -> None:
@@ -163,13 +176,17 @@ def _refuse_tensor(node: Node, value: torch.Tensor) -> None:
         raise Unsupported(f"input {node.name} is no plain tensor on the CPU")
 
 
-def _state_lines() -> Iterator[str]:
-    """Switches of PyTorch that steer what is traced or which kernel of a library runs."""
+def _guarded_lines() -> Iterator[str]:
+    """Switches of PyTorch that steer what is traced, and that Dynamo's guards watch over."""
     if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
         raise Unsupported("hooks on saved tensors are active")
     yield f"gradients {torch.is_grad_enabled()}, inference mode {torch.is_inference_mode_enabled()}"
     yield f"autocast {torch.is_autocast_enabled('cpu')} {torch.get_autocast_dtype('cpu')}"
     yield f"default dtype {torch.get_default_dtype()}"
+
+
+def settings_lines() -> Iterator[str]:
+    """Further ones, which steer which kernel of a library runs: a process sets them once."""
     yield (
         f"deterministic {torch.are_deterministic_algorithms_enabled()} "
         f"{torch.is_deterministic_algorithms_warn_only_enabled()} {torch.utils.deterministic.fill_uninitialized_memory}"

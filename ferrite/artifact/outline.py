@@ -25,6 +25,7 @@ class Outline(msgspec.Struct, frozen=True):
     """`fields`: of the key. `objects`: by phase, the names of the machine code."""
 
     fields: dict[str, str]
+    sources: tuple[str, ...]
     guards: str
     graphs: dict[str, GraphOutline]
     objects: dict[str, tuple[str, ...]]

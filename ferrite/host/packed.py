@@ -7,6 +7,7 @@ A step starts with what it is, a value that is no number or text with what it is
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ferrite.errors import Malformed
@@ -27,15 +28,16 @@ def pack(program: HostProgram) -> Packed:
     ]
 
 
-def unpack(packed: Packed) -> HostProgram:
-    """The inverse of `pack`. Raises `ValueError` for whatever it did not make."""
+def unpack(packed: Packed, lines: Mapping[str, str] | None = None) -> HostProgram:
+    """The inverse of `pack`; `lines`: the user's that are others now. Raises `ValueError` for what it did not make."""
+    lines = lines or {}
     try:
         name, inputs, steps, functions, constants = packed
         return HostProgram(
             name,
             tuple(Input(*entry) for entry in inputs),
-            tuple(_unpack_step(step) for step in steps),
-            tuple(map(unpack, functions)),
+            tuple(_unpack_step(step, lines) for step in steps),
+            tuple(unpack(function, lines) for function in functions),
             tuple(Constant(*entry) for entry in constants),
         )
     except (TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
@@ -57,19 +59,24 @@ def _pack_step(step: Step) -> Packed:
             return ["return", _pack_value(step.value)]
 
 
-def _unpack_step(packed: Packed) -> Step:
+def _unpack_step(packed: Packed, lines: Mapping[str, str]) -> Step:
     match packed:
         case ["call", result, target, args, kwargs, source]:
             named = {name: _unpack_value(value) for name, value in kwargs.items()}
-            return Call(result, target, tuple(map(_unpack_value, args)), named, source)
+            return Call(result, target, tuple(map(_unpack_value, args)), named, _now(source, lines))
         case ["launch", kernel, buffers, sizes, source, origins]:
-            known = tuple(Origin(*origin) for origin in origins)
-            return Launch(kernel, tuple(buffers), tuple(map(_unpack_value, sizes)), source, known)
+            known = tuple(Origin(op, lines.get(line, line), message) for op, line, message in origins)
+            return Launch(kernel, tuple(buffers), tuple(map(_unpack_value, sizes)), _now(source, lines), known)
         case ["free", names]:
             return Free(tuple(names))
         case ["return", value]:
             return Return(_unpack_value(value))
     raise ValueError("not a step of a host program")
+
+
+def _now(source: str, lines: Mapping[str, str]) -> str:
+    """Places of a step, as the scheduler joins them."""
+    return ", ".join(lines.get(place, place) for place in source.split(", ")) if lines else source
 
 
 def _pack_value(value: Any) -> Packed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -328,3 +329,42 @@ def test_a_graph_without_a_key_works(
     assert run(cached(normed), CASES["normed"][1], training=True).error is None
     assert cached.said() == {"bypass": 1}
     assert "no key" in caplog.text
+
+
+LOOKED_UP = "def looked_up(table, index):\n    return table.sin()[index].cos()\n"
+
+
+def written(folder: Path, text: str) -> Program:
+    """A function of a file that has this text now."""
+    path = folder / "model.py"
+    path.write_text(text)
+    linecache.clearcache()
+    names: dict[str, Any] = {}
+    exec(compile(text, str(path), "exec"), names)
+    return names["looked_up"]
+
+
+@pytest.mark.parametrize("host", ["native", "python"])
+def test_code_that_moves_in_its_file(tmp_path: Path, host: str) -> None:
+    """A line above it misses nothing, and errors name the line where the code stands now; what was written in one
+    line and is now in two is compiled again."""
+    cached = Cached(tmp_path / "cache", host=host)
+
+    def notes(text: str) -> tuple[dict[str, int], str]:
+        with pytest.raises(IndexError) as caught:
+            cached(written(tmp_path, text))(torch.arange(4.0), torch.tensor([1, 7]))
+        return cached.said(), "\n".join(caught.value.__notes__)
+
+    said, told = notes(LOOKED_UP)
+    assert said == {"miss": 1, "saved": 1}
+    assert "model.py:2" in told
+    said, told = notes("# a remark\n\n" + LOOKED_UP)
+    assert said == {"hit": 1}
+    assert "model.py:4" in told
+    assert "model.py:2" not in told
+    said, told = notes(LOOKED_UP.replace("return table.sin()", "found = table.sin()\n    return found"))
+    assert said == {"miss": 1, "saved": 1}
+    assert "model.py:3" in told
+    said, told = notes(LOOKED_UP.replace("return table.sin()", "found = table.sin()\n\n    return found"))
+    assert said == {"hit": 1}
+    assert "model.py:4" in told

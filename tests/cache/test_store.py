@@ -41,9 +41,10 @@ def said() -> Iterator[list[str]]:
         yield texts
 
 
-def entry(key: str, *objects: str, graph: str = "", guards: str = "") -> bytes:
+def entry(key: str, *objects: str, graph: str = "", source: str = "", guards: str = "") -> bytes:
     graphs = {"inference": GraphOutline({"kernel_0": ""}, GraphFacts(0.5, "native", "native"))}
-    return msgspec.msgpack.encode(Outline({"graph": graph, "cpu": key}, guards, graphs, {"inference": objects}, 1))
+    fields = {"graph": graph, "cpu": key}
+    return msgspec.msgpack.encode(Outline(fields, ("", source), guards, graphs, {"inference": objects}, 1))
 
 
 def keep(store: Store, key: str, *codes: bytes, used: float | None = None, **about: str) -> None:
@@ -354,7 +355,7 @@ def test_left_behind(folder: Path) -> None:
 def test_entries(folder: Path) -> None:
     store = Store(folder)
     assert cache.entries(folder) == []
-    keep(store, "aa", b"x" * 100, graph="def graph():\n    y = relu(x)  # model.py:7  y = x.relu()")
+    keep(store, "aa", b"x" * 100, source="model.py:7  y = x.relu()")
     (folder / GRAPHS / "bb-0").write_bytes(b"garbage")
     store.note_hit("aa-0")
     store.note_hit("aa-0")
@@ -404,7 +405,7 @@ def test_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
     code, text = run("list")
     assert (code, "nothing is stored" in text) == (0, True)
-    keep(Store(folder), "abcd", b"x", graph="def graph():\n    y = relu(x)  # model.py:7  y = x.relu()")
+    keep(Store(folder), "abcd", b"x", graph="def graph():\n    y = relu(x)", source="model.py:7  y = x.relu()")
     keep(Store(folder), "abff", b"x", guards="L['t0'] > 1")
     code, text = run("list")
     assert code == 0
@@ -414,6 +415,7 @@ def test_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, text = run("show", "abc")
     assert code == 0
     assert "y = relu(x)" in text
+    assert "model.py:7  y = x.relu()" in text
     assert run("show", "ab")[0] == run("show", "zz")[0] == 1
     assert run("verify")[0] == 0
     (folder / GRAPHS / "abcd-0").write_bytes(b"")

@@ -59,7 +59,7 @@ class Victim:
         assert made is not None
         assert made.outcome == "miss"
         assert made.fields is not None
-        self.key, self.fields = made.key, made.fields
+        self.key, self.fields, self.sources = made.key, made.fields, made.sources
         self.files = {
             path: path.read_bytes() for kind in (GRAPHS, OBJECTS) for path in sorted((folder / kind).iterdir())
         }
@@ -76,7 +76,10 @@ class Victim:
 
     def look_up(self) -> caching.Lookup:
         """As the compile of the function would, without capturing it again."""
-        with mock.patch.object(caching, "fields_of", return_value=self.fields):
+        with (
+            mock.patch.object(caching, "fields_of", return_value=self.fields),
+            mock.patch.object(caching, "sources_of", return_value=self.sources),
+        ):
             return caching.look_up(NOTHING, resolve(Options(), None, self.options))
 
     def restore(self) -> None:
