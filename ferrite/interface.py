@@ -71,6 +71,7 @@ def _is_leaf(item: Any) -> bool:
 
 def _through_output_spec(module: GraphModule, inputs: list[Any], compile_flat: Compiler) -> Callable[..., Any]:
     """A graph that gives one value, or values in a structure: compile it with a flat tuple as result."""
+    vars(module).pop("_backend_id", None)  # what is compiled is not all of what Dynamo gets
     output = output_node(module.graph)
     result = output.args[0]
     if isinstance(result, Node) and (count := _number_of_results(result)) is not None:

@@ -51,7 +51,7 @@ ARROWS: dict[str, set[str]] = {
     "command": {"cache", "errors"},
     "__main__": {"command"},
     "interface": {"graph"},
-    "packaging": {"artifact", "caching"},
+    "packaging": {"artifact", "caching", "errors", "options", "registry"},
     "compilation": {
         "artifact",
         "caching",
@@ -74,6 +74,7 @@ ARROWS: dict[str, set[str]] = {
         "graph",
         "interface",
         "options",
+        "packaging",
         "passes",
         "pipeline",
         "report",
