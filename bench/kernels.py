@@ -64,7 +64,7 @@ class Case:
         return self.moved / (self.held or self.moved)
 
     def large(self) -> Case:
-        return replace(self, name=f"{self.name}, large", rows=LARGE * self.rows)
+        return replace(self, name=f"{self.name} large", rows=LARGE * self.rows)
 
     def copied(self) -> torch.Tensor:
         """Half of the working set."""
