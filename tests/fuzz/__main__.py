@@ -20,10 +20,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from rich.console import Console
 
+from ferrite.loops.text import show
 from tests.ops.sweep import quiet
 
 from . import pre_grad
 from .judge import DEFAULT, TORCH, Judge
+from .loops import check_all_ways
 from .programs import reproducer
 from .run import LOOP_BATCH, TASKS, Plan, engines, program_of, run
 
@@ -31,6 +33,10 @@ from .run import LOOP_BATCH, TASKS, Plan, engines, program_of, run
 def show_one(plan: Plan, number: int, console: Console) -> bool:
     """One program in this process: its script, and what each engine makes of it."""
     quiet()
+    if plan.level == "loops":
+        subject, difference = check_all_ways(plan.seed, number)
+        console.print(difference or show(subject.program), highlight=False, markup=False, soft_wrap=True)
+        return not difference
     program, chosen = program_of(plan, number), [engines(plan.level)[name] for name in plan.engines]
     first = chosen[0]
     console.print(
@@ -50,7 +56,7 @@ def parse_arguments(words: list[str] | None = None) -> argparse.Namespace:
         "python -m tests.fuzz", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--programs", type=int, default=300, metavar="N")
-    parser.add_argument("--first", type=int, default=0, metavar="N", help="the number of the first program")
+    parser.add_argument("--first", type=int, default=0, metavar="N", help="first program, or batch of loops")
     parser.add_argument("--only", type=int, metavar="N", help="one program, in this process")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--level", choices=tuple(TASKS), default="torch")

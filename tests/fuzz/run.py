@@ -10,11 +10,10 @@ import multiprocessing
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from typing import Any
-from unittest import mock
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -27,7 +26,7 @@ from .judge import ENGINES, NATIVE, Engine, Judge, Verdict, blamed, judge
 from .programs import Program, reproducer
 from .shrink import shrink
 
-LOOP_BATCH = 20  # loop programs that are one task
+LOOP_BATCH = 30  # loop programs that are one task
 WORKER_TASKS = {"pre_grad": 500}  # after which a worker is replaced: Dynamo keeps some of what it traced
 FEWER_TASKS = 150  # elsewhere
 HANG_SECONDS = 240.0
@@ -97,23 +96,11 @@ def program_of(plan: Plan, number: int) -> Program:
 
 
 def run_loops(plan: Plan, number: int) -> Outcome:
-    """A batch of loop programs. One that differs ends its batch."""
-    from .loops import Differs, run_batch
+    """A batch of loop programs."""
+    from .loops import run_batch
 
-    with _shrinking_for(plan.shrink_seconds):
-        try:
-            compared = run_batch(plan.seed * 1_000_003 + number, LOOP_BATCH)
-        except Differs as difference:
-            return Outcome(Counter({"batches that differ": 1}), (f"batch {number} of seed {plan.seed}: {difference}",))
-    return Outcome(Counter({"runs equal": compared, "programs": LOOP_BATCH}))
-
-
-@contextlib.contextmanager
-def _shrinking_for(seconds: float) -> Iterator[None]:
-    from hypothesis.internal.conjecture import engine
-
-    with mock.patch.object(engine, "MAX_SHRINKING_SECONDS", max(seconds, 1)):
-        yield
+    compared, reports = run_batch(plan.seed, number, LOOP_BATCH, plan.shrink_seconds)
+    return Outcome(Counter({"runs equal": compared, "programs": LOOP_BATCH - len(reports)}), reports)
 
 
 TASKS: dict[str, Callable[[Plan, int], Outcome]] = {
@@ -173,12 +160,13 @@ class Worker:
                 return self._lost("crash", f"the process ended with {self.process.exitcode}")
             self.done += 1
             return outcome
-        if time.monotonic() - self.began > HANG_SECONDS + self.plan.shrink_seconds * len(self.plan.engines):
+        if time.monotonic() - self.began > HANG_SECONDS + self.plan.shrink_seconds * max(len(self.plan.engines), 4):
             return self._lost("hang", "no answer")
         return None
 
     def _lost(self, word: str, what: str) -> Outcome:
-        report = f"program {self.number} of seed {self.plan.seed}: {what}"
+        word_for_task = "batch" if self.plan.level == "loops" else "program"
+        report = f"{word_for_task} {self.number} of seed {self.plan.seed}: {what}"
         if self.plan.level != "loops":
             assert self.number is not None
             report += "\n\n" + reproducer(program_of(self.plan, self.number), NATIVE)

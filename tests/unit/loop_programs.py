@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from hypothesis import strategies as st
 
@@ -52,6 +52,16 @@ from ferrite.loops.shapes import contiguous_strides
 
 ALL_DTYPES = tuple(DTYPES.values())
 DIVISIONS = ("floordiv", "truncdiv", "floormod", "truncmod")
+# Around the lanes of vectors of every type, and of a few of them.
+LONG = (5, 7, 8, 9, 15, 16, 17, 31, 33, 40, 64, 65, 70)
+# Hundreds of instructions each, of which `test_native_math` knows more than any program would tell.
+SELDOM = frozenset(
+    {
+        *("pow", "truncmod", "hypot", "ldexp", "expm1", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "atan2"),
+        *("sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "erfinv", "lgamma", "digamma"),
+        *("i0", "i0e", "i1", "i1e", "ndtri", "log_ndtr"),
+    }
+)
 MESSAGE = "index {index} is out of bounds for dimension 0 with size {size}"
 
 T = TypeVar("T")
@@ -61,7 +71,14 @@ def programs(
     dtypes: Sequence[DType] = ALL_DTYPES, symbolic: bool = True, max_nests: int = 4, special: bool = True
 ) -> st.SearchStrategy[Program]:
     """Programs over these dtypes (i64 and b8 occur anyway). `special`: constants may be NaN, infinite and huge."""
-    return st.composite(lambda draw: _Builder(draw, tuple(dtypes), symbolic, special).program(max_nests))()
+    return st.composite(lambda draw: _Builder(_Drawn(draw), tuple(dtypes), symbolic, special).program(max_nests))()
+
+
+def program_from(source: Source) -> Program:
+    """The same without hypothesis: many small programs, with loops that are longer than vectors too, and with little of
+    what is long to compile."""
+    builder = _Builder(source, ALL_DTYPES, True, True, LONG, SELDOM, (1, 2, 2, 3))
+    return builder.program(builder.pick((1, 1, 2, 4)))
 
 
 def size_values(program: Program) -> st.SearchStrategy[dict[str, int]]:
@@ -75,7 +92,7 @@ def expressions(
     """An expression, with the buffers and axes that it may name."""
 
     def build(draw: Callable[[st.SearchStrategy[T]], T]) -> tuple[Expr, tuple[Buffer, ...], tuple[Axis, ...]]:
-        builder = _Builder(draw, tuple(dtypes), False, True)
+        builder = _Builder(_Drawn(draw), tuple(dtypes), False, True)
         builder.declare_inputs()
         axes = builder.axes()
         expr = builder.expr(builder.pick(builder.dtypes), axes, 4)
@@ -84,14 +101,46 @@ def expressions(
     return st.composite(build)()
 
 
-@dataclass
-class _Builder:
-    """Draws one program, and keeps what it has declared so far."""
+class Source(Protocol):
+    """Where a program's random numbers come from."""
+
+    def number(self, low: int, high: int) -> int: ...
+
+    def real(self) -> float: ...
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """Hypothesis as such a source."""
 
     draw: Callable[..., object]
+
+    def number(self, low: int, high: int) -> int:
+        found = self.draw(st.integers(low, high))
+        assert isinstance(found, int)
+        return found
+
+    def real(self) -> float:
+        found = self.draw(st.floats())
+        assert isinstance(found, float)
+        return found
+
+
+@dataclass
+class _Builder:
+    """Draws one program, and keeps what it has declared so far.
+
+    `long`: further extents, of which an index space has at most one. `seldom`: operations that few draws are of.
+    `depths`: of what a store computes.
+    """
+
+    source: Source
     dtypes: tuple[DType, ...]
     symbolic: bool
     special: bool
+    long: tuple[int, ...] = ()
+    seldom: frozenset[str] = frozenset()
+    depths: tuple[int, ...] = (3,)
     sizes: list[Size] = field(default_factory=list)
     parameters: list[Parameter] = field(default_factory=list)
     locals: list[Buffer] = field(default_factory=list)
@@ -103,12 +152,13 @@ class _Builder:
         return choices[self.number(0, len(choices) - 1)]
 
     def number(self, low: int, high: int) -> int:
-        found = self.draw(st.integers(low, high))
-        assert isinstance(found, int)
-        return found
+        return self.source.number(low, high)
 
     def chance(self, percent: int) -> bool:
         return self.number(1, 100) > 100 - percent
+
+    def depth(self) -> int:
+        return self.pick(self.depths) if len(self.depths) > 1 else self.depths[0]
 
     def name(self, prefix: str) -> str:
         self.count += 1
@@ -140,7 +190,10 @@ class _Builder:
             *(size + 1 for size in known),
             *(2 * size for size in known[:1]),
         ]
-        return tuple(ZERO if empty and self.chance(3) else self.pick(pool) for _ in range(rank))
+        made = [ZERO if empty and self.chance(3) else self.pick(pool) for _ in range(rank)]
+        if made and self.long and self.chance(30):
+            made[self.number(0, rank - 1)] = indices.constant(self.pick(self.long))
+        return tuple(made)
 
     def strided(self, name: str, dtype: DType, sizes: tuple[Index, ...]) -> Buffer:
         """Row-major, or transposed, or with gaps between the rows."""
@@ -172,7 +225,7 @@ class _Builder:
             else:
                 buffer, index = self.target(axes, self.pick(self.dtypes))
                 points = [Load(known, known_index) for known, known_index in self.same_points(fresh, axes)]
-                body.append(Store(buffer, index, self.expr(buffer.dtype, axes, 3, points)))
+                body.append(Store(buffer, index, self.expr(buffer.dtype, axes, self.depth(), points)))
                 fresh.append(buffer)
         # What a nest writes is whole only after it: until then only the same point may be read.
         self.readable += [target for statement in body for target in _new_targets(statement, self.readable)]
@@ -307,9 +360,7 @@ class _Builder:
         if dtype.is_int:
             low = -(2 ** (dtype.bits - 1)) if dtype.signed else 0
             return self.number(low, low + 2**dtype.bits - 1) if self.special else self.number(max(low, -4), 4)
-        value = self.draw(st.floats() if self.special else st.floats(-4, 4))
-        assert isinstance(value, float)
-        return value
+        return self.source.real() if self.special else self.number(-64, 64) / 16
 
     def load(self, dtype: DType, axes: tuple[Axis, ...], depth: int = 1) -> Expr:
         able = [buffer for buffer in self.readable if ZERO not in buffer.sizes]
@@ -322,6 +373,8 @@ class _Builder:
         rows = [
             row for row in OPERATIONS.values() if (dtype.is_bool if row.result == "bool" else dtype.kind in row.kinds)
         ]
+        if self.seldom and not self.chance(12):
+            rows = [row for row in rows if row.name not in self.seldom]
         row = self.pick(rows)
         taken = self.of_kinds(row.kinds) if row.result == "bool" else dtype
         operands = [self.expr(taken, axes, depth - 1, points) for _ in range(row.arity)]

@@ -31,12 +31,23 @@ class Code:
     def __init__(self, program: Program, target: Target) -> None:
         self.program = program
         emitted = emit([program], target)
-        self.refused = emitted.refused.get(program.name)
+        self.refused: str | None = emitted.refused.get(program.name)
         if self.refused is None:
             outside = team.imports(emitted.externals)
-            self.library = build.load([build.build(emitted.text, target)], emitted.names, outside)
-            kind = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32)
-            self.entry = kind(self.library.address(program.name))
+            self._enter(build.load([build.build(emitted.text, target)], emitted.names, outside))
+
+    @classmethod
+    def of(cls, program: Program, library: build.Library) -> Code:
+        """Of code that is loaded already, with that of other programs."""
+        made = cls.__new__(cls)
+        made.program, made.refused = program, None
+        made._enter(library)
+        return made
+
+    def _enter(self, library: build.Library) -> None:
+        self.library = library
+        kind = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32)
+        self.entry = kind(library.address(self.program.name))
 
     def __call__(self, sizes: dict[str, int], arrays: dict[str, Any], threads: int = 1) -> int:
         own = [memory(buffer, sizes) for buffer in self.program.locals]
