@@ -24,7 +24,8 @@ from ferrite.loops.text import show
 from tests.ops.sweep import quiet
 
 from . import pre_grad
-from .judge import DEFAULT, TORCH, Judge
+from .engines import DEFAULT, TORCH
+from .judge import Judge
 from .loops import check_all_ways
 from .programs import reproducer
 from .run import LOOP_BATCH, TASKS, Plan, engines, program_of, run

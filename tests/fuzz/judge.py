@@ -18,10 +18,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
-from unittest import mock
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -29,67 +28,15 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from tests.ops.cases import Case, Sample
 from tests.ops.check import Call, Comparison, Difference, Observation, compiling, judge_values, observe, same_bits
 
+from .engines import DEFAULT, TORCH, Engine
 from .programs import Input, Program, function_of, make_inputs, widened
+from .together import Together
 
 NOISY_RUNS = 5
 NOISE = 2.0  # units in the last place
 SPREAD = 4.0
 SEED = 5
 SECOND = "second call: "
-
-
-@dataclass(frozen=True)
-class Engine:
-    """A way to run a program: options of torch.compile and a number of threads.
-
-    Native code starts a team of threads for large loops only. With `shares_all` it does for all, and in small parts.
-    """
-
-    name: str
-    options: Mapping[str, Any] = field(default_factory=dict)
-    threads: int = 1
-    shares_all: bool = False
-    backend: Any = "ferrite"
-
-    def compiled(self, program: Program) -> Callable[..., Any]:
-        """The program as this engine runs it; nothing compiled or traced before is kept."""
-        torch._dynamo.reset()
-        FakeTensorMode.cache_clear()
-        options = {"options": dict(self.options)} if self.options else {}
-        return torch.compile(function_of(program), backend=self.backend, dynamic=program.dynamic, **options)
-
-    @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        before = torch.get_num_threads()
-        torch.set_num_threads(self.threads)
-        try:
-            with _small_parts() if self.shares_all else contextlib.nullcontext():
-                yield
-        finally:
-            torch.set_num_threads(before)
-
-
-@contextlib.contextmanager
-def _small_parts() -> Iterator[None]:
-    from ferrite.native import emit
-
-    with mock.patch.object(emit, "GRAIN", 1), mock.patch.object(emit, "STRETCH", 64):
-        yield
-
-
-NATIVE = {"executor": "native", "strict": True}
-ENGINES = {
-    engine.name: engine
-    for engine in (
-        Engine("native", NATIVE),
-        Engine("oracle", {"executor": "oracle", "strict": True}),
-        Engine("plain", NATIVE | {"disable": ("schedule", "loops")}),
-        Engine("threads", NATIVE, threads=2, shares_all=True),
-    )
-}
-# Not tested, but asked who is to blame: torch's own capture, and ours without any lowering.
-TORCH = Engine("aot_eager", backend="aot_eager")
-DEFAULT = Engine("default", {"strict": True})
 
 
 @dataclass(frozen=True)
@@ -100,11 +47,13 @@ class Verdict:
              torch: each difference is torch's: its own capture (`aot_eager`) has it as well, or it is about strides
              that eager has and torch's fake kernels do not know of
              dropped: eager itself cannot run the program backwards
+    shared:  it differs only where engines share one trace
     """
 
     status: str
     differences: tuple[Difference, ...] = ()
     seconds: float = 0.0
+    shared: bool = False
 
     @property
     def kind(self) -> str:
@@ -300,8 +249,27 @@ class Judge:
         began = time.perf_counter()
         if not (self.first.is_usable and self.second.is_usable):
             return Verdict("dropped")
-        with compiling(self.first.case.shapes), engine.running():
-            comparisons = self._compare(engine)
+        with compiling(self.first.case.shapes), engine.compiling(), engine.running():
+            return self._judged(engine, self._compare(engine.compiled(self.program)), began)
+
+    def verdicts(self, engines: Sequence[Engine]) -> dict[str, Verdict]:
+        """The same for several engines with one trace. One that differs is asked again alone: its word counts."""
+        if not (self.first.is_usable and self.second.is_usable):
+            return {engine.name: Verdict("dropped") for engine in engines}
+        found = {}
+        together = Together(self.program, engines)
+        with compiling(self.first.case.shapes), together.watching():
+            for engine in engines:
+                began = time.perf_counter()
+                together.turn = engine
+                found[engine.name] = self._judged(engine, self._compare(together.function), began)
+        for engine in engines:
+            if found[engine.name].status == "different":
+                alone = self.verdict(engine)
+                found[engine.name] = alone if alone.status == "different" else replace(found[engine.name], shared=True)
+        return found
+
+    def _judged(self, engine: Engine, comparisons: list[ProgramComparison], began: float) -> Verdict:
         differences = [each for comparison in comparisons for each in comparison.differences]
         excused = any(comparison.as_promised for comparison in comparisons)
         if differences and engine is not self.baseline:
@@ -317,9 +285,8 @@ class Judge:
             self._torch = {(each.kind, each.where) for each in self.verdict(self.baseline).differences}
         return self._torch
 
-    def _compare(self, engine: Engine) -> list[ProgramComparison]:
+    def _compare(self, compiled: Callable[..., Any]) -> list[ProgramComparison]:
         """Both calls; the second only if there is nothing to say against the first."""
-        compiled = engine.compiled(self.program)
         first = self.first.observe(_call(compiled))
         comparison = ProgramComparison(self.first)
         again = None if first.error is not None else self.second.observe(_call(compiled))

@@ -21,8 +21,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from tests.ops.sweep import quiet
 
 from . import pre_grad
+from .engines import ENGINES, NATIVE, Engine
 from .generate import generate
-from .judge import ENGINES, NATIVE, Engine, Judge, Verdict, blamed, judge
+from .judge import Judge, Verdict, blamed, judge
 from .programs import Program, reproducer
 from .shrink import shrink
 
@@ -53,8 +54,7 @@ class Outcome:
 
 def run_torch(plan: Plan, number: int) -> Outcome:
     """One program through torch.compile, with every engine."""
-    judged = Judge(generate(plan.seed, number))
-    verdicts = {name: judged.verdict(ENGINES[name]) for name in plan.engines}
+    verdicts = Judge(generate(plan.seed, number)).verdicts([ENGINES[name] for name in plan.engines])
     return _outcome(plan, number, verdicts)
 
 
@@ -78,6 +78,8 @@ def _outcome(plan: Plan, number: int, verdicts: dict[str, Verdict]) -> Outcome:
 def explain(plan: Plan, number: int, names: list[str], verdict: Verdict) -> str:
     """The difference, by the smallest program for which the first of these engines has it."""
     engine, program = engines(plan.level)[names[0]], program_of(plan, number)
+    if verdict.shared:
+        return f"program {number} of seed {plan.seed}, {', '.join(names)}, only in one trace: {verdict.text}"
     ask = pre_grad.judge if plan.level == "pre_grad" else judge
     small = shrink(program, lambda other: ask(other, engine).kind == verdict.kind, plan.shrink_seconds)
     found = ask(small, engine)

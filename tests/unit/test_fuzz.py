@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -17,8 +18,9 @@ from torch.fx import GraphModule
 
 from ferrite.loops.text import parse_program
 from tests.fuzz import loops, pre_grad
+from tests.fuzz.engines import ENGINES, NATIVE, Engine
 from tests.fuzz.generate import generate
-from tests.fuzz.judge import ENGINES, NATIVE, Engine, is_within_noise, judge
+from tests.fuzz.judge import Judge, Verdict, is_within_noise, judge
 from tests.fuzz.programs import (
     LAYOUTS,
     Input,
@@ -241,6 +243,27 @@ def test_a_wrong_engine_is_caught(name: str) -> None:
     assert traced(program)
     assert judge(program, Engine("right", backend="eager")).status == "equal"
     assert judge(program, Engine("wrong", backend=backend)).kind == kind
+
+
+@dataclass(frozen=True)
+class Broken(Engine):
+    """One that cannot compile."""
+
+    def compiling(self) -> Any:
+        raise ValueError("no code")
+
+
+def test_engines_that_share_a_trace_are_judged_each_by_its_own_code() -> None:
+    program = one_input(Step("torch.sin({0}) * 2", ("x0",), ("v0",), "inexact"), wants_gradient=True)
+    engines = [ENGINES["native"], Broken("broken", NATIVE), ENGINES["oracle"]]
+    with mock.patch.object(Judge, "verdict", return_value=Verdict("equal")):  # of each alone
+        found = Judge(program).verdicts(engines)
+    assert {name: verdict.status for name, verdict in found.items() if name != "broken"} == {
+        "native": "close",
+        "oracle": "close",
+    }
+    assert found["broken"].kind == "error"
+    assert found["broken"].shared
 
 
 def test_the_last_bit_of_an_inexact_step_may_differ() -> None:

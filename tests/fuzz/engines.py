@@ -1,0 +1,67 @@
+"""The ways in which a program is run: options of torch.compile, and a number of threads."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from .programs import Program, function_of
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A way to run a program.
+
+    Native code starts a team of threads for large loops only. With `shares_all` it does for all, and in small parts.
+    """
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    threads: int = 1
+    shares_all: bool = False
+    backend: Any = "ferrite"
+
+    def compiled(self, program: Program) -> Callable[..., Any]:
+        """The program as this engine runs it; nothing compiled or traced before is kept."""
+        torch._dynamo.reset()
+        FakeTensorMode.cache_clear()
+        options = {"options": dict(self.options)} if self.options else {}
+        return torch.compile(function_of(program), backend=self.backend, dynamic=program.dynamic, **options)
+
+    @contextlib.contextmanager
+    def compiling(self) -> Iterator[None]:
+        """Around whatever makes code."""
+        from .loops import small_parts
+
+        with small_parts() if self.shares_all else contextlib.nullcontext():
+            yield
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        before = torch.get_num_threads()
+        torch.set_num_threads(self.threads)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
+
+
+# Without the cache on disk: it knows nothing of small parts, and would give one engine the code of another.
+NATIVE = {"executor": "native", "strict": True, "cache": "off"}
+ENGINES = {
+    engine.name: engine
+    for engine in (
+        Engine("native", NATIVE),
+        Engine("oracle", NATIVE | {"executor": "oracle"}),
+        Engine("plain", NATIVE | {"disable": ("schedule", "loops")}),
+        Engine("threads", NATIVE, threads=2, shares_all=True),
+    )
+}
+# Not tested, but asked who is to blame: torch's own capture, and ours without any lowering.
+TORCH = Engine("aot_eager", backend="aot_eager")
+DEFAULT = Engine("default", {"strict": True, "cache": "off"})
