@@ -77,6 +77,11 @@ def normalized(x: Tensor, mean: Tensor, rstd: Tensor, compute: DType) -> Tensor:
     return same_sizes(x, apply("mul", apply("sub", cast(x.body, compute), centre.body), scale.body))
 
 
+def gradient_of(x: Tensor, grad: Tensor, compute: DType) -> Tensor:
+    """What comes back for x, over the axes of x: a size that is one by a guard may be a number in one of them only."""
+    return expand(converted(grad, compute), x.sizes)
+
+
 def past_statistics(slope: Tensor, normal: Tensor, mean_slope: Tensor, mean_along: Tensor) -> Tensor:
     """What is left of a gradient when mean and variance depend on the elements: g - mean(g) - y * mean(g * y).
 
@@ -160,7 +165,7 @@ def layer_norm_backward(
     outer = x.rank - len(shape)
     dims, rows = list(range(outer, x.rank)), list(range(outer))
     compute = accumulator(x.dtype)
-    slope = converted(grad, compute)
+    slope = gradient_of(x, grad, compute)
     normal = normalized(x, mean, rstd, compute)
 
     def to_input() -> Tensor:
@@ -358,7 +363,7 @@ def batch_norm_backward(
     if mean is None or rstd is None:
         raise Unsupported("a batch norm without the statistics that it was made with")
     dims = all_but_channels(x)
-    slope, scale = converted(grad, compute), by_channel(rstd, x)
+    slope, scale = gradient_of(x, grad, compute), by_channel(rstd, x)
     normal = normalized(x, by_channel(mean, x), scale, compute)
 
     total = total_of(slope, dims, False, compute)
@@ -472,7 +477,7 @@ def group_norm_backward(
     if result[0].dtype is not x.dtype:
         raise Unsupported("a gradient that was traced with another dtype than eager's")
     compute = accumulator(x.dtype)
-    slope, scale = converted(grad, compute), by_group(rstd, x, compute)
+    slope, scale = gradient_of(x, grad, compute), by_group(rstd, x, compute)
     normal = normalized(x, by_group(mean, x, compute), scale, compute)
     dims = all_but_channels(x)
 

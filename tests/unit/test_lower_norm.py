@@ -321,3 +321,16 @@ def test_group_norm_raises_for_strides_as_eager_does() -> None:
     for call in (function, compiled):
         with pytest.raises(RuntimeError, match="is_contiguous"):
             call(x)
+
+
+def test_a_gradient_of_a_size_that_is_one_by_a_guard() -> None:
+    """The second quarter of four columns, the sizes of which are differences: x has them, its gradient has 1."""
+
+    class Quarter(nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            first, second = x.chunk(2, 1)[0].chunk(2, 1)
+            normal = nn.functional.layer_norm(first, first.shape[-2:])
+            return second / normal + nn.functional.layer_norm(second, second.shape[-2:])
+
+    torch.manual_seed(0)
+    trained(Quarter(), torch.randn(4, 4), dynamic=True, close=True)
