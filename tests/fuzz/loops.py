@@ -3,12 +3,8 @@
 The programs are those of `tests/unit/loop_programs.py`. Each becomes code as it is and after the passes that work on
 one kernel, each for one of the instruction sets, and is compared with the oracle's run of the program as it is. Numbers
 of programs count through all pairs of instruction sets. In every other batch threads share all loops, in small parts:
-then one, two and three threads give the same bits. Memory that is not an element stays what it is.
-
-Note [Vectors of 64 bytes without AVX-512]
-`Wide` writes code as for AVX-512: vectors of 64 bytes, masks for elements of every width, gathers and scatters. LLVM
-takes it apart for AVX2, so that what the emitter writes for 16 lanes runs on machines that have 8. Only the three
-instructions that exist nowhere else (`Builder.has_scalef`) stay out; a machine that has them runs AVX-512 itself.
+then one, two and three threads give the same bits. Memory that is not an element stays what it is, and buffers lie
+against pages that nobody may touch, in turn with their last byte and their first: who reads too far ends the process.
 
 Note [Time of a loop program]
 Of 169 ms a program 105 were LLVM's, 25 the emitter's, 16 those of hypothesis: 3 modules a program at 2 to 7 ms before
@@ -28,10 +24,11 @@ noise changes is undecided: floats may be as far apart as SPREAD times what nois
 from __future__ import annotations
 
 import contextlib
+import mmap
 import random
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 from unittest import mock
@@ -41,20 +38,22 @@ import numpy as np
 
 from ferrite.loops import oracle
 from ferrite.loops.dtypes import DType
-from ferrite.loops.nodes import Program
+from ferrite.loops.nodes import Buffer, Program
 from ferrite.loops.oracle_reduce import REDUCE, SCAN, Body
-from ferrite.loops.oracle_values import EXACT, from_storage, rounded, to_storage
+from ferrite.loops.oracle_values import EXACT, STORAGE, from_storage, rounded, to_storage
 from ferrite.loops.passes import BOX_PASSES, LOOP_PASSES
 from ferrite.loops.text import show
 from ferrite.native import build, emit, team
-from ferrite.native.target import Target, host, named, runs_here
+from ferrite.native.target import Target
 from ferrite.schedule.keep_exponentials import keep_exponentials
 from ferrite.schedule.keep_rows import keep_rows
 from ferrite.schedule.lift_reductions import lift_reductions
 from ferrite.schedule.split_reduction import split_reductions
 from ferrite.schedule.tile import tile_transposes
+from tests.unit.fences import Fences
 from tests.unit.loop_programs import program_from
-from tests.unit.test_native_kernels import Code, inputs
+from tests.unit.targets import TARGETS
+from tests.unit.test_native_kernels import Code, extents, inputs
 
 from .choices import Choices, smaller
 
@@ -72,27 +71,6 @@ BY_FORMULA = ("erfinv", "ndtri", "log_ndtr", "lgamma", "digamma", "i0", "i0e", "
 MARGIN = 64  # bytes before and after every buffer that stay what they are
 UNTOUCHED = 0xA5
 SHRINK_SECONDS = 60.0
-
-
-class Wide(Target):
-    """See Note [Vectors of 64 bytes without AVX-512]."""
-
-    def has_masked(self, bits: int) -> bool:
-        return True
-
-
-def _wide(like: Target) -> Target:
-    given = {each.name: getattr(like, each.name) for each in fields(like)}
-    return Wide(**given | {"name": "wide", "vector_bytes": 64, "fast_gather": True})
-
-
-def _targets() -> tuple[Target, ...]:
-    """One for each instruction set; what ships from here first."""
-    able = [named(name) for name in ("x86-64-v3", "x86-64") if runs_here(named(name))]
-    return (host(), *(each for each in able if each.vector_bytes != host().vector_bytes), *map(_wide, able[:1]))
-
-
-TARGETS = _targets()
 
 
 class Differs(AssertionError):
@@ -226,9 +204,9 @@ def run_oracle(program: Program, sizes: dict[str, int], arrays: dict[str, Any]) 
 class Reference:
     """What the oracle says about one program and one set of inputs; with noise only if somebody asks."""
 
-    def __init__(self, program: Program, sizes: dict[str, int], number: int) -> None:
-        self.program, self.sizes = program, sizes
-        self.arrays = inputs(program, sizes, number)
+    def __init__(self, program: Program, sizes: dict[str, int], seed: int) -> None:
+        self.program, self.sizes, self.seed = program, sizes, seed
+        self.arrays = inputs(program, sizes, seed)
         self.plain = run_oracle(program, sizes, self.arrays)
         self._noisy: list[dict[str, Any]] | None = None
 
@@ -372,35 +350,50 @@ def small_parts() -> Iterator[None]:
         yield
 
 
-class Laid:
-    """Arrays like those given, with the same strides (code knows no others), in memory that is watched."""
+@cache
+def _fenced(place: int, pages: int) -> Fences:
+    """Memory for the buffer with this place, of every program in turn."""
+    return Fences(pages * mmap.PAGESIZE)
 
-    def __init__(self, arrays: dict[str, Any]) -> None:
+
+class Laid:
+    """Memory for a call of a program, with the strides of its buffers, since code knows no others: parameters with
+    their values, locals with none. A page that nobody may touch is right behind each, or right before it."""
+
+    def __init__(self, program: Program, reference: Reference, *, at_end: bool) -> None:
+        self.at_end = at_end
+        self._watched: list[tuple[str, Any, Any]] = []
         self.arrays: dict[str, Any] = {}
-        self._rest: dict[str, tuple[Any, Any]] = {}
-        for name, array in arrays.items():
-            steps = zip(array.shape, array.strides, strict=True)
-            reach = array.itemsize + sum(max(n - 1, 0) * step for n, step in steps)
-            memory = np.full(reach + 2 * MARGIN, UNTOUCHED, np.uint8)
-            inner = memory[MARGIN : MARGIN + reach]
-            made = np.ndarray(array.shape, array.dtype, inner, strides=array.strides)
-            made[...] = array
-            self.arrays[name] = made
-            self._rest[name] = memory, array
+        for parameter in program.parameters:
+            name = parameter.buffer.name
+            self.arrays[name] = self._lay(parameter.buffer, reference.sizes)
+            self.arrays[name][...] = reference.arrays[name]
+        self.locals = [self._lay(buffer, reference.sizes) for buffer in program.locals]
+
+    def _lay(self, buffer: Buffer, sizes: dict[str, int]) -> Any:
+        kind = STORAGE[buffer.dtype]
+        shape, steps = extents(buffer, sizes)
+        strides = [step * kind.itemsize for step in steps]
+        reach = 0 if 0 in shape else kind.itemsize + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+        place = len(self._watched)
+        memory = _fenced(place, -(-(reach + MARGIN) // mmap.PAGESIZE)).bytes(reach + MARGIN, at_end=self.at_end)
+        memory[...] = UNTOUCHED
+        start = MARGIN if self.at_end else 0
+        is_free = np.ones(memory.shape, np.bool_)
+        if reach:
+            np.lib.stride_tricks.as_strided(is_free[start:], (*shape, kind.itemsize), (*strides, 1))[...] = False
+        self._watched.append((buffer.name, memory, is_free))
+        return np.lib.stride_tricks.as_strided(memory[start : start + reach].view(kind), shape, strides)
 
     def bits(self) -> dict[str, bytes]:
         return {name: array.tobytes() for name, array in self.arrays.items()}
 
     def spilled(self) -> str:
         """Where bytes changed that are no element's."""
-        for name, (memory, array) in self._rest.items():
-            free = np.ones(memory.shape, np.bool_)
-            if array.size:
-                own = free[MARGIN : memory.size - MARGIN]
-                np.lib.stride_tricks.as_strided(own, (*array.shape, array.itemsize), (*array.strides, 1))[...] = False
-            changed = np.flatnonzero(free & (memory != UNTOUCHED))
+        for name, memory, is_free in self._watched:
+            changed = np.flatnonzero(is_free & (memory != UNTOUCHED))
             if changed.size:
-                return f"{name}: byte {int(changed[0]) - MARGIN}, which is no element's, was written"
+                return f"{name}: byte {changed[0] - MARGIN * self.at_end}, which is no element's, was written"
         return ""
 
 
@@ -429,8 +422,8 @@ def _compare(code: Code | None, reference: Reference, way: Way) -> int:
         return 0
     first = None
     for threads in way.threads:
-        laid = Laid(reference.arrays)
-        if code(reference.sizes, laid.arrays, threads):
+        laid = Laid(code.program, reference, at_end=(reference.seed + threads) % 2 == 0)
+        if code(reference.sizes, laid.arrays, threads, laid.locals):
             raise Differs(f"a check fails in the code only, with {threads} threads")
         if complaint := laid.spilled():
             raise Differs(complaint)

@@ -49,8 +49,10 @@ class Code:
         kind = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32)
         self.entry = kind(library.address(self.program.name))
 
-    def __call__(self, sizes: dict[str, int], arrays: dict[str, Any], threads: int = 1) -> int:
-        own = [memory(buffer, sizes) for buffer in self.program.locals]
+    def __call__(
+        self, sizes: dict[str, int], arrays: dict[str, Any], threads: int = 1, locals: list[Any] | None = None
+    ) -> int:
+        own = [memory(buffer, sizes) for buffer in self.program.locals] if locals is None else locals
         given = [arrays[p.buffer.name] for p in self.program.parameters] + own
         addresses = (ctypes.c_void_p * (len(given) + 1))(*[each.ctypes.data for each in given])
         numbers = (ctypes.c_int64 * (len(sizes) + 1))(*[sizes[size.name] for size in self.program.sizes])

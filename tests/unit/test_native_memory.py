@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
-import mmap
 import os
 import traceback
 from collections.abc import Iterator
@@ -21,10 +20,13 @@ from ferrite.loops import oracle, oracle_values
 from ferrite.loops.nodes import Buffer, Program
 from ferrite.loops.text import parse_program
 from ferrite.native.target import Target
-from tests.unit.test_native_kernels import TARGETS, Code, agrees, extents
+from tests.unit.fences import Fences
+from tests.unit.targets import TARGETS
+from tests.unit.test_native_kernels import Code, agrees, extents
 
-# From nothing to past two vectors of the smallest type, and around whole groups of four vectors.
-SIZES = [*range(20), *range(30, 35), *range(62, 68), 95, 96, 97, 127, 128, 129, 130, 255, 256, 257, 259]
+# From nothing to past a vector of 64 bytes, and around whole groups of four vectors. A buffer that ends at a page
+# starts where its size says: at every odd element too.
+SIZES = [*range(71), 95, 96, 97, 127, 128, 129, 130, 255, 256, 257, 259]
 
 BODIES = {
     "neighbours": ("x: f32[s0], y: out(f32[s0])", "i in box(s0)", "y[i] = x[i] + f32(1.0)"),
@@ -87,30 +89,6 @@ BODIES = {
 def program_of(name: str) -> Program:
     parameters, loop, statement = BODIES[name]
     return parse_program(f"def kernel(s0: size(0, 300), {parameters}):\n    for {loop}:\n        {statement}\n")
-
-
-class Fences:
-    """Memory between two pages that nobody may touch."""
-
-    def __init__(self, capacity: int) -> None:
-        page = mmap.PAGESIZE
-        self.room = -(-capacity // page) * page
-        self.memory = mmap.mmap(-1, self.room + 2 * page)
-        self.start = ctypes.addressof(ctypes.c_char.from_buffer(self.memory)) + page
-        protect = ctypes.CDLL(None, use_errno=True).mprotect
-        protect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-        for fence in (self.start - page, self.start + self.room):
-            assert protect(fence, page, 0) == 0, os.strerror(ctypes.get_errno())
-
-    def bytes(self, count: int, *, at_end: bool) -> Any:
-        return np.asarray(_Bytes(self.start + self.room - count if at_end else self.start, count))
-
-
-class _Bytes:
-    """Memory at an address, as NumPy takes it; there may be none."""
-
-    def __init__(self, address: int, count: int) -> None:
-        self.__array_interface__ = {"data": (address, False), "shape": (count,), "typestr": "|u1", "version": 3}
 
 
 def reach(buffer: Buffer, sizes: dict[str, int]) -> int:
