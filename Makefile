@@ -7,7 +7,8 @@ RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 TEST_JOBS ?= $(shell $(PYTHON) -c "import os; print(min(os.cpu_count() or 1, 8))")
 
-.PHONY: demo test lint bench bench-kernels bench-models bench-overhead bench-warm flat-memory conformance torture clean
+.PHONY: demo test lint bench bench-kernels bench-models bench-overhead bench-warm flat-memory peak-memory conformance \
+	torture clean
 
 demo: $(READY)
 	$(RUN) -m bench.demo
@@ -44,6 +45,10 @@ bench-models: $(READY)
 # 10 000 calls with changing sizes, and 10 000 graphs compiled and dropped: memory stays what it is.
 flat-memory: $(READY)
 	$(RUN) -m bench.flat_memory
+
+# What a call of each model needs at most, beside eager by the same counter, and what the plans say.
+peak-memory: $(READY)
+	$(RUN) -m bench.peak_memory
 
 # Every operator of PyTorch's own database against eager; FULL=1 for every sample and dtype.
 conformance: $(READY)

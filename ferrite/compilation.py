@@ -87,15 +87,16 @@ class Compilation:
 
     def _compile_backward(self, module: GraphModule, inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
         context = TracingContext.try_get()
+        saved = _donated(context) | _tangents(module)
         if context is not None and context.fw_metadata is not None and not self.options.donate_buffers:
             # A donated buffer makes a later backward(retain_graph=True) raise, which eager never does.
             context.fw_metadata.bw_donated_idxs = []
         # The first backward may run on a thread of autograd's own.
         with convert_frame.compile_lock:
-            return self._compile_after_autograd(module, inputs, "backward")
+            return self._compile_after_autograd(module, inputs, "backward", saved)
 
     def _compile_after_autograd(
-        self, module: GraphModule, inputs: Sequence[Any], phase: str
+        self, module: GraphModule, inputs: Sequence[Any], phase: str, saved: frozenset[int] = frozenset()
     ) -> Callable[[list[Any]], Any]:
         """One graph after autograd becomes a boxed callable: compiled, or FX's own code of it if that fails."""
         record, options, graph_id = self.record.graph(phase), self.options, self.record.graph_id
@@ -111,7 +112,8 @@ class Compilation:
             folder.captured(module, f"graph_{graph_id}_{phase}")
             spare = {member: take(member.graph) for _, member in family(module)}
             try:
-                compiled = scheme_of(options)(module, graph_id, phase, _inputs_of(phase, inputs), options, record)
+                given = _inputs_of(phase, inputs, saved)
+                compiled = scheme_of(options)(module, graph_id, phase, given, options, record)
             except Exception as error:
                 if options.strict or isinstance(error, UserFault):
                     raise FerriteError(f"{record.name}", error).with_traceback(error.__traceback__) from error
@@ -134,13 +136,25 @@ class Compilation:
 _LOUD = {"forward": "FORWARDS", "backward": "BACKWARDS", "inference": "INFERENCE"}
 
 
-def _inputs_of(phase: str, values: Sequence[Any]) -> pipeline.Inputs:
-    """Which inputs are the same tensors in every call, which the backward may overwrite, and how they lie in memory."""
+def _donated(context: TracingContext | None) -> frozenset[int]:
+    """The inputs of a backward graph that AOTAutograd says nobody else has: activations that the forward saved."""
+    facts = context.fw_metadata if context is not None else None
+    return frozenset((facts.bw_donated_idxs if facts is not None else None) or ())
+
+
+def _tangents(module: GraphModule) -> frozenset[int]:
+    """Gradients of the results, which the engine of autograd hands over."""
+    inputs = module.graph.find_nodes(op="placeholder")
+    return frozenset(place for place, node in enumerate(inputs) if str(node.target).startswith("tangents"))
+
+
+def _inputs_of(phase: str, values: Sequence[Any], saved: frozenset[int]) -> pipeline.Inputs:
+    """Which inputs are the same tensors in every call, which the backward may overwrite or frees, and how they lie in
+    memory."""
     context = TracingContext.try_get()
     facts = context.fw_metadata if context is not None else None
     if phase == "backward":
-        donated = facts.bw_donated_idxs if facts is not None else None
-        return pipeline.Inputs(donated=frozenset(donated or ()), values=tuple(values))
+        return pipeline.Inputs(donated=_donated(context), saved=saved, values=tuple(values))
     static = facts.static_input_indices if facts is not None else None
     return pipeline.Inputs(static=frozenset(static or ()))
 

@@ -60,6 +60,7 @@ class Inputs:
 
     static: frozenset[int] = frozenset()
     donated: frozenset[int] = frozenset()
+    saved: frozenset[int] = frozenset()
     values: tuple[Any, ...] = ()  # as fake tensors; their strides may be others than the trace had
 
 
@@ -102,7 +103,7 @@ def compile_graph(
     with record.stage("lower"):
         check_graph(module, "lower", after_autograd=True, values=True)
         rules = Rules(use_rows=options.executor != "eager", counter_random=not options.fallback_random)
-        lowered = lower(module, inputs.static, inputs.donated, rules=rules)
+        lowered = lower(module, inputs.static, inputs.donated, inputs.saved, rules=rules)
         record.lowered = lowered.lowered
         record.fallbacks = [
             Fallback(op, count, lowered.reasons[op], library_of(op) is not None)
@@ -122,7 +123,7 @@ def compile_graph(
         compiled = CompiledGraph(program, lowered.constants, facts_of(module, graph_id, phase, options, record))
         compiled.load()
         record.decisions += [Decision("native", (name,), False, why) for name, why in compiled.refused.items()]
-        record.peak_memory = compiled.peak
+        record.peak_memory, record.block_memory = compiled.peak, compiled.block
         if compiled.why_python:
             record.decisions.append(Decision("native host", (program.name,), False, compiled.why_python))
     return compiled

@@ -68,6 +68,7 @@ class CompiledGraph:
     check: Callable[[Any], None] | None = field(init=False, default=None, repr=False)
     refused: dict[str, str] = field(init=False, default_factory=dict)  # kernels without machine code, and why
     peak: int | None = field(init=False, default=None)  # bytes that a call needs at most, if memory was planned
+    block: int | None = field(init=False, default=None)  # of them, those for inner buffers
     why_python: str = field(init=False, default="")  # why Python runs between kernels although it need not
 
     def __post_init__(self) -> None:
@@ -113,7 +114,7 @@ class CompiledGraph:
         except Unsupported as error:
             self.why_python = str(error)
             return None
-        self.peak, self._alive = made.peak, made.alive
+        self.peak, self.block, self._alive = made.peak, made.block, made.alive
         return made.function
 
     def __call__(self, args: list[Any]) -> Any:

@@ -27,11 +27,12 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from ferrite.artifact.host_values import ALLOCATE, HOLD, PART, PRODUCTS, Shape, Value, filled, infer
+from ferrite.artifact.host_values import ALLOCATE, HOLD, PART, Shape, Value, filled, infer
 from ferrite.artifact.kernels import Kernels, NativeKernel, is_forked
+from ferrite.artifact.plan_memory import locals_of, plan
 from ferrite.errors import ToolFailed, Unsupported
 from ferrite.graph.names import resolve
-from ferrite.host.memory import Span, arrange, in_lines
+from ferrite.host.memory import in_lines
 from ferrite.host.nodes import Call, Free, HostProgram, Launch, Return
 from ferrite.host.python import describe
 from ferrite.host.text import show_step
@@ -43,7 +44,6 @@ from ferrite.loops.index import (
     Least,
     Mod,
     Most,
-    free_atoms,
     of_atom,
     show_atom,
     substitute,
@@ -83,10 +83,10 @@ def assemble(program: HostProgram, constants: Mapping[str, Any], kernels: Kernel
     """Raises `Unsupported` if a step has no door."""
     assembler = _Assembler(program, constants, kernels)
     function = assembler.function()
-    if assembler.numbers:
+    if assembler.plan.outside is None:
         return Assembled(function, assembler.alive, None, None)
-    block = assembler.length.constant
-    return Assembled(function, assembler.alive, block, block + assembler.most_outside())
+    block = assembler.plan.length.constant
+    return Assembled(function, assembler.alive, block, block + assembler.plan.outside)
 
 
 class _Assembler:
@@ -116,74 +116,6 @@ class _Assembler:
 
     # ---- memory
 
-    def plan(self) -> tuple[dict[str, Index], Index]:
-        """Where buffers lie that nobody outside sees, and the memory of kernels' own locals, by name; and how long the
-        block is. Sizes that are not known when the call starts have no place in it."""
-        made = {
-            step.result
-            for step in self.program.steps
-            if isinstance(step, Call) and (step.target in PRODUCTS or step.target == ALLOCATE)
-        }
-        (final,) = (step for step in self.program.steps if isinstance(step, Return))
-        returned = list(refs(final.value))
-        if not isinstance(final.value, tuple) or not all(n in self.values or n in self.numbers for n in returned):
-            raise Unsupported("results that are no tensors")
-        seen = {self.values[name].root for name in returned if name in self.values} | self.all.escaped
-        first: dict[str, int] = {}
-        last: dict[str, int] = {}
-        lengths: dict[str, Index] = {}
-        for position, step in enumerate(self.program.steps):
-            match step:
-                case Call():
-                    names = [step.result, *refs((step.args, step.kwargs))]
-                case Launch():
-                    names = list(step.buffers)
-                    name, own = _locals_of(position), self._own_memory(step)[-1]
-                    if own is not ZERO:
-                        if not self._is_given(own):
-                            raise Unsupported("memory of a kernel that depends on data")
-                        first[name] = last[name] = position
-                        lengths[name] = own
-                case _:
-                    continue
-            for root in (self.values[name].root for name in names if name in self.values):
-                first.setdefault(root, position)
-                last[root] = position
-        for root in first:
-            if root in made and root not in seen and self._is_given(self.values[root].bytes):
-                lengths[root] = self.values[root].bytes
-        spans = {name: Span(name, length, first[name], last[name]) for name, length in lengths.items()}
-        return arrange(spans.values())
-
-    def most_outside(self) -> int:
-        """The bytes of tensors that a call makes outside the block, where they are most at once. Memory lives for as
-        long as the last name of a value that shares it."""
-        names: dict[str, set[str]] = {}
-        for name, value in self.values.items():
-            names.setdefault(value.root, set()).add(name)
-        alive: dict[str, int] = {}
-        most = 0
-        for step in self.program.steps:
-            if isinstance(step, Free):
-                for name in step.names:
-                    root = self.values[name].root if name in self.values else name
-                    names.get(root, set()).discard(name)
-                    if not names.get(root):
-                        alive.pop(root, None)
-            elif isinstance(step, Call) and step.result not in self.places:
-                several = self.several.get(step.result)
-                parts = [self.values.get(step.result)] if several is None else several.parts
-                made = [part.bytes.constant for part in parts if part is not None and part.root == step.result]
-                if made and step.target != PART:
-                    alive[step.result] = sum(made)
-                    most = max(most, sum(alive.values()))
-        return most
-
-    def _is_given(self, length: Index) -> bool:
-        """Whether a size is made of numbers that the caller gives."""
-        given = {atom for number in self.all.given.values() for atom in free_atoms(number)}
-        return free_atoms(length) <= given
-
     def _own_memory(self, launch: Launch) -> list[Index]:
         """Where each local of a kernel starts in memory of its own, and how long that is."""
         kernel = self.kernels.native[launch.kernel]
@@ -196,11 +128,12 @@ class _Assembler:
     # ---- second walk: instructions
 
     def function(self) -> Callable[[list[Any]], tuple[Any, ...]]:
-        self.places, self.length = self.plan()
+        self.plan = plan(self.program, self.all, lambda launch: self._own_memory(launch)[-1])
+        self.places = self.plan.places
         self.block = self.slot()
         self._take_inputs()
         if self.places:
-            length = self.number(self.length)
+            length = self.number(self.plan.length)
             self.take = len(self.code)
             self.call("ferrite_take", length, _address(self.block), checked=True)
         self.call("PyEval_SaveThread", result=machine.THREAD)
@@ -302,18 +235,23 @@ class _Assembler:
     def _write_own(self, call: Call) -> None:
         """Memory in the block or a tensor, and what writes there."""
         value = self.values[call.result]
-        if value.root not in self.places:
-            value.handle, value.is_owned = self.owned_slot(), True
-            sizes, strides, dims = self._shape(value)
-            self.call(
-                "aoti_torch_empty_strided", dims, sizes, strides, *self._kind(value), _address(value.handle),
-                checked=True,
-            )  # fmt: skip
+        if value.root not in self.places and value.root not in self.plan.hosted:
+            self._allocate(value)
         if call.target in _PRODUCTS:
             name, words = _PRODUCTS[call.target]
             operands = [self._handle(arg.name) for arg in call.args if isinstance(arg, Ref)]
             floats = [self.constant(_bits(float(call.kwargs.get(word, default)))) for word, default in words]
             self.call(name, self._handle(call.result), *operands, floats=floats, checked=True)
+
+    def _allocate(self, value: Value) -> None:
+        """A tensor of its own, unless something else lay in it before."""
+        if value.handle is not None:
+            return
+        value.handle, value.is_owned = self.owned_slot(), True
+        sizes, strides, dims = self._shape(value)
+        self.call(
+            "aoti_torch_empty_strided", dims, sizes, strides, *self._kind(value), _address(value.handle), checked=True
+        )
 
     def _write_view(self, value: Value, source: Value) -> None:
         """A view of a tensor that has a handle gets one too; of a buffer in the block when it is asked for."""
@@ -334,12 +272,12 @@ class _Assembler:
         for index, name in enumerate(launch.buffers):
             value = self.values[name]
             if value.handle is None:
-                self._point(array + index, self._place(value))
+                self._point(array + index, value.root, self._start(value))
             else:
                 self.move(array + index, self._pointer(value))
         for index, start in enumerate(starts, len(launch.buffers)):
             if own is not ZERO:
-                self._point(array + index, self.places[_locals_of(position)] + start)
+                self._point(array + index, locals_of(position), start)
         sizes = self._row([self.all.term(size) for size in launch.sizes])
         buffers = [self._described(self.values[name]) for name in launch.buffers if launch.origins]
         numbers = [self.number(self.all.term(size)) for size in launch.sizes]
@@ -508,7 +446,7 @@ class _Assembler:
         value = self.values[name]
         if value.handle is None:
             pointer = self.slot()
-            self._point(pointer, self._place(value))
+            self._point(pointer, value.root, self._start(value))
             sizes, strides, dims = self._shape(value)
             value.handle, value.is_owned = self.owned_slot(), True
             self.call(
@@ -524,13 +462,19 @@ class _Assembler:
             self.call("aoti_torch_get_data_ptr", value.handle, _address(value.pointer), checked=True)
         return value.pointer
 
-    def _place(self, value: Value) -> Index:
-        """Where a value lies in the block, in bytes."""
+    def _start(self, value: Value) -> Index:
+        """Where a value starts in the memory of its root, in bytes."""
         assert value.dtype is not None
-        return self.places[value.root] + value.offset * value.dtype.itemsize
+        return value.offset * value.dtype.itemsize
 
-    def _point(self, slot: int, offset: Index) -> None:
-        self.add(slot, self.block, self.number(offset))
+    def _point(self, slot: int, name: str, start: Index) -> None:
+        """The address of planned memory: in the block, or in a tensor whose own content comes later."""
+        if name in self.places:
+            self.add(slot, self.block, self.number(self.places[name] + start))
+            return
+        host, offset = self.plan.hosted[name]
+        self._allocate(self.values[host])
+        self.add(slot, self._pointer(self.values[host]), self.number(start + offset))
 
     def _delete(self, handle: int) -> None:
         self.call("aoti_torch_delete_tensor_object", handle)
@@ -776,10 +720,6 @@ def _names_in(step: Any) -> list[str]:
         case Return():
             return list(refs(step.value))
     return []
-
-
-def _locals_of(position: int) -> str:
-    return f"locals of step {position}"
 
 
 def _bits(value: float) -> int:

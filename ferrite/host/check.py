@@ -55,7 +55,8 @@ def _check_steps(program: HostProgram, kernels: Taken, outer: set[str]) -> None:
     for entry in program.inputs:
         if not isinstance(entry, Input) or not _is_name(entry.name) or not isinstance(entry.type, str):
             raise _refusal(program, "an input is not one")
-        if type(entry.static) is not bool or type(entry.donated) is not bool or entry.name in known:
+        marks = {type(entry.static), type(entry.donated), type(entry.saved)}
+        if marks != {bool} or entry.name in known:
             raise _refusal(program, f"the input {entry.name}")
         known.add(entry.name)
         alive.add(entry.name)

@@ -129,23 +129,39 @@ def _in_lines(length: int) -> int:
     return -(-max(length, 1) // LINE) * LINE
 
 
-def _one_by_one(lives: Iterable[Life]) -> tuple[dict[str, int], int]:
-    """Each at the lowest offset where nothing lies that is alive with it."""
-    placed: list[tuple[int, int, int, int]] = []  # offset, end, first, last: by offset
-    offsets: dict[str, int] = {}
-    end = 0
-    for life in lives:
-        length, offset = _in_lines(life.bytes), 0
-        for start, stop, first, last in placed:
+class Gaps:
+    """A piece of memory, and who lies where in it when. `length`: of the piece, if it has an end."""
+
+    def __init__(self, length: int | None = None) -> None:
+        self.length = length
+        self.end = 0  # where the last one ends, in whole lines
+        self.placed: list[tuple[int, int, int, int]] = []  # offset, end, first, last: by offset
+
+    def take(self, life: Life) -> int | None:
+        """The lowest offset where nothing lies that is alive with it; None if there is no room."""
+        needed, offset = _in_lines(life.bytes), 0
+        for start, stop, first, last in self.placed:
             if first > life.last or last < life.first:
                 continue
-            if start >= offset + length:
+            if start >= offset + needed:
                 break
             offset = max(offset, stop)
-        offsets[life.name] = offset
-        insort(placed, (offset, offset + length, life.first, life.last))
-        end = max(end, offset + length)
-    return offsets, end
+        if self.length is not None and offset + life.bytes > self.length:
+            return None
+        self.put(life, offset)
+        return offset
+
+    def put(self, life: Life, offset: int) -> None:
+        stop = offset + _in_lines(life.bytes)
+        insort(self.placed, (offset, stop, life.first, life.last))
+        self.end = max(self.end, stop)
+
+
+def _one_by_one(lives: Iterable[Life]) -> tuple[dict[str, int], int]:
+    """Each at the lowest offset where nothing lies that is alive with it."""
+    gaps = Gaps()
+    offsets = {life.name: gaps.take(life) or 0 for life in lives}
+    return offsets, gaps.end
 
 
 def _in_order_of_birth(lives: Iterable[Life]) -> tuple[dict[str, int], int]:

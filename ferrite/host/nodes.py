@@ -12,13 +12,14 @@ from ferrite.loops.nodes import Program
 class Input:
     """One argument, by position.
 
-    text:   x: f32[8, 4]        w: static(f32[4, 2])        saved: donated(f32[8, 4])
+    text:   x: f32[8, 4]        w: static(f32[4, 2])        y: saved(f32[8, 4])        z: donated(f32[8, 4])
     """
 
     name: str
     type: str
     static: bool = False  # the same tensor in every call: a parameter or a buffer
     donated: bool = False  # dead after this program: its memory may be written
+    saved: bool = False  # nobody else has it, unless the caller calls again: its memory goes where it is freed
 
 
 @dataclass(frozen=True)

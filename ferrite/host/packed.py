@@ -21,7 +21,7 @@ def pack(program: HostProgram) -> Packed:
     """The program without the kernels that it launches."""
     return [
         program.name,
-        [[entry.name, entry.type, entry.static, entry.donated] for entry in program.inputs],
+        [[entry.name, entry.type, entry.static, entry.donated, entry.saved] for entry in program.inputs],
         [_pack_step(step) for step in program.steps],
         [pack(function) for function in program.functions],
         [[constant.name, constant.type] for constant in program.constants],

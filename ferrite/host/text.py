@@ -12,6 +12,8 @@ from ferrite.loops import text as loop_text
 from ferrite.loops.nodes import Program
 from ferrite.syntax import dotted, read, show, show_call
 
+MARKS = ("saved", "donated", "static")  # of an input, as they stand around its type: the last one outside
+
 
 def show_program(program: HostProgram) -> str:
     parts = [f"@kernel\n{loop_text.show(kernel)}" for kernel in program.kernels]
@@ -24,8 +26,10 @@ def show_program(program: HostProgram) -> str:
 
 
 def show_input(entry: Input) -> str:
-    kind = f"donated({entry.type})" if entry.donated else entry.type
-    return f"{entry.name}: static({kind})" if entry.static else f"{entry.name}: {kind}"
+    kind = entry.type
+    for mark in MARKS:
+        kind = f"{mark}({kind})" if getattr(entry, mark) else kind
+    return f"{entry.name}: {kind}"
 
 
 def show_step(step: Step) -> str:
@@ -87,12 +91,12 @@ def _parse_function(
 
 def _parse_input(argument: ast.arg, lines: list[str]) -> Input:
     kind, marks = argument.annotation, set()
-    while isinstance(kind, ast.Call) and isinstance(kind.func, ast.Name) and kind.func.id in ("static", "donated"):
+    while isinstance(kind, ast.Call) and isinstance(kind.func, ast.Name) and kind.func.id in MARKS:
         marks.add(kind.func.id)
         (kind,) = kind.args
     if kind is None:
         raise Malformed(f"input {argument.arg} has no type", where="host.text")
-    return Input(argument.arg, _source(kind, lines), "static" in marks, "donated" in marks)
+    return Input(argument.arg, _source(kind, lines), **{mark: mark in marks for mark in MARKS})
 
 
 def _parse_step(statement: ast.stmt, lines: list[str], known: set[str], kernels: Mapping[str, Program]) -> Step:

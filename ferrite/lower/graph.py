@@ -94,13 +94,14 @@ def lower(
     module: GraphModule,
     static: frozenset[int] = frozenset(),
     donated: frozenset[int] = frozenset(),
+    saved: frozenset[int] = frozenset(),
     *,
     rules: Rules = EVERYTHING_IN_EAGER,
 ) -> Lowered:
-    """Lower a whole graph, children included. `static` and `donated` are positions of inputs."""
+    """Lower a whole graph, children included. `static`, `donated` and `saved` are positions of inputs."""
     names = {node.name for _, member in family(module) for node in member.graph.nodes}
     shared = _Shared(Sizes(_shape_env(module)), rules, taken=names)
-    one = _OneGraph(module, shared, static, donated)
+    one = _OneGraph(module, shared, (static, donated, saved))
     one.run()
     return Lowered(
         one.body("main"),
@@ -166,8 +167,9 @@ class _Value:
 class _OneGraph:
     """The lowering of one graph: an environment, and the growing list of steps."""
 
-    def __init__(self, module: GraphModule, shared: _Shared, static: frozenset[int], donated: frozenset[int]) -> None:
-        self.module, self.shared, self.static, self.donated = module, shared, static, donated
+    def __init__(self, module: GraphModule, shared: _Shared, marked: tuple[frozenset[int], ...] = ()) -> None:
+        """`marked`: positions of inputs, for each mark in the order in which `Input` has them."""
+        self.module, self.shared, self.marked = module, shared, marked
         self.inputs: list[Input] = []
         self.steps: list[Call | Launch] = []
         self.result: Any = None
@@ -209,7 +211,7 @@ class _OneGraph:
     def _placeholder(self, node: Node) -> None:
         position = len(self.inputs)
         kind = show_type(node.meta.get("val"))
-        self.inputs.append(Input(node.name, kind, position in self.static, position in self.donated))
+        self.inputs.append(Input(node.name, kind, *(position in each for each in self.marked)))
         self.values[node] = self._on_host(node, node.name)
 
     def _attribute(self, node: Node) -> _Value:
@@ -784,7 +786,7 @@ def _function(node: Node, owned: GraphModule, shared: _Shared) -> str:
         return known.name
     if any(name_of(user.target) in CALLED_WITH_OTHER_SHAPES for user in node.users):
         shared = replace(shared, rules=EVERYTHING_IN_EAGER)
-    one = _OneGraph(owned, shared, frozenset(), frozenset())
+    one = _OneGraph(owned, shared)
     one.run()
     # After its own children, so that a function stands behind those that it calls.
     name = shared.fresh(_identifier(str(node.target)))

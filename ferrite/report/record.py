@@ -55,6 +55,7 @@ class GraphRecord:
     nodes: int = 0
     lowered: int = 0  # calls that became loops, or arithmetic of the host
     peak_memory: int | None = None  # bytes that a call needs at most beside its arguments, if memory was planned
+    block_memory: int | None = None  # bytes of them that lie in the block
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:

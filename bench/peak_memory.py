@@ -1,0 +1,55 @@
+"""How much memory does a call need? Every model of the zoo in Ferrite and in eager, by one counter.
+
+    python -m bench.peak_memory                                  # what `make peak-memory` runs: 26 models, both modes
+    python -m bench.peak_memory --models resnet bert --modes training --size real
+
+Counted is what torch's CPU allocator gives and takes back during one steady call (`bench/allocated.py`): a step of
+inference, or of training with its loss and the gradients of all parameters; for Ferrite also the block that it keeps
+for inner buffers. Beside it stands, for each graph, what tensors outside the block need at most, by the plan and
+measured: equal but for what ops in eager need for themselves. The exit status is 1 if a model needs more than LIMIT
+times what it does in eager.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from rich.table import Table
+
+from bench.allocated import peaks_of
+from bench.show import format_bytes, open_console, stoppable
+from bench.zoo import ZOO
+
+LIMIT = 1.02
+MODES = ("inference", "training")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser("python -m bench.peak_memory", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--models", nargs="+", default=list(ZOO), choices=list(ZOO), metavar="NAME")
+    parser.add_argument("--modes", nargs="+", default=list(MODES), choices=MODES)
+    parser.add_argument("--size", default="small", choices=("small", "real"))
+    chosen = parser.parse_args(arguments)
+    console = open_console()
+    table = Table("model", "mode", title="peak memory of a call", title_justify="left")
+    for heading in ("eager", "Ferrite", "ratio", "block", "plan of each graph / measured"):
+        table.add_column(heading, justify="right")
+    above = []
+    for name in chosen.models:
+        for mode in chosen.modes:
+            eager, found, graphs = peaks_of(ZOO[name], chosen.size, training=mode == "training")
+            ratio = found.bytes / eager.bytes
+            if ratio > LIMIT:
+                above.append(f"{name} {mode} {ratio:.2f}x")
+            plans = [f"{'?' if graph.plan is None else graph.plan} / {graph.measured}" for graph in graphs]
+            sizes = [format_bytes(size) for size in (eager.bytes, found.bytes, found.block)]
+            table.add_row(name, mode, *sizes[:2], f"{ratio:.3f}", sizes[2], "\n".join(plans))
+            console.print(f"{name} {mode}: {ratio:.3f}x", highlight=False)
+    console.print(table)
+    console.print(f"more than {LIMIT}x: {', '.join(above)}" if above else f"all at most {LIMIT}x", highlight=False)
+    return 1 if above else 0
+
+
+if __name__ == "__main__":
+    sys.exit(stoppable(main))

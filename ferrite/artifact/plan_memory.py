@@ -1,0 +1,310 @@
+"""Which memory each value of a host program has: a place in the block, a tensor of its own, or a tensor that will hold
+something else later. And how much of it there is at once.
+
+The block is kept between calls, so it counts in full for the whole of a call, also where little of it is in use.
+Tensors outside it come and go: what the caller gets, what libraries make, and arguments that nobody else has, which die
+on the way. So there are steps where fewer of them are alive than at the worst one, and what is put outside there costs
+nothing. `plan` starts with all inner buffers in the block and then
+
+1. puts buffers into the memory of tensors that are made later anyway, which then are made earlier;
+2. makes tensors of buffers that are outside for nothing, if the peak becomes noticeably less by it: that is a call of
+   torch's allocator for each of them. Those that fit into gaps of the block that is left stay there.
+
+Steps 1 and 2 also look at what convolutions need for themselves, as far as it is known (`own_need`): it is not part of
+the peak that the plan gives, but of the worst step.
+
+Where sizes change, all inner buffers lie in the block, and nobody knows the peak.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from ferrite.artifact.host_values import ALLOCATE, PART, PRODUCTS, Values
+from ferrite.errors import Unsupported
+from ferrite.host.memory import Gaps, Life, Span, arrange, place
+from ferrite.host.nodes import Call, Free, HostProgram, Launch, Return
+from ferrite.loops.index import ONE, ZERO, Index, constant, free_atoms
+from ferrite.syntax import Ref, refs
+
+WORTH = 0.01  # of the peak: what has to be won before buffers get memory of their own
+PARTS = 8  # of the block: how finely is tried how much more may be outside
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Offsets in bytes. `places`: in the block; `hosted`: in the memory of another value, by its name. What has neither
+    is a tensor of its own. `length`: of the block; `outside`: of tensors beside it, where they are most, if sizes are
+    known."""
+
+    places: dict[str, Index] = field(default_factory=dict)
+    hosted: dict[str, tuple[str, int]] = field(default_factory=dict)
+    length: Index = ZERO
+    outside: int | None = None
+
+
+def locals_of(position: int) -> str:
+    """What the memory of a kernel's own locals is called."""
+    return f"locals of step {position}"
+
+
+def plan(program: HostProgram, values: Values, own_memory: Callable[[Launch], Index]) -> Plan:
+    """`own_memory`: how much a kernel needs for its locals. Raises `Unsupported` for results that are no tensors."""
+    lives = _Lives(program, values, own_memory)
+    if values.numbers:
+        places, length = arrange(lives.inner.values())
+        return Plan(places, {}, length)
+    return _Planner(lives).run()
+
+
+def own_need(call: Call, values: Values) -> int:
+    """Bytes that a convolution takes for itself while it runs, in oneDNN or before it: copies of operands and results
+    in another order. More than it takes, rather than less."""
+    place = {"aten.convolution.default": 0, "aten.convolution_backward.default": 1}.get(call.target)
+    if place is None:
+        return 0
+    operands = [values.tensors[arg.name] for arg in call.args[: place + 2] if isinstance(arg, Ref)]
+    if len(operands) < place + 2 or any(operand.sizes is None for operand in operands):
+        return 0
+    *images, weight = operands
+    if place == 0 and call.result in values.tensors:
+        images.append(values.tensors[call.result])
+    is_last = all(image.strides is not None and image.strides[1] is ONE for image in images)
+    copied = [weight, weight] if is_last else [weight, *images]
+    return sum(value.bytes.constant for value in copied)
+
+
+class _Lives:
+    """When memory is needed. `inner`: buffers that nobody outside sees; `outer`: tensors that the program makes for
+    others to see, or has made by them, from the step that makes them to the one that frees them; `dying`: arguments
+    that nobody else has, and the step that frees them; `ours`: of the outer ones, those that we allocate."""
+
+    def __init__(self, program: HostProgram, values: Values, own_memory: Callable[[Launch], Index]) -> None:
+        self.steps = len(program.steps)
+        given = {atom for number in values.given.values() for atom in free_atoms(number)}
+        made = {
+            step.result
+            for step in program.steps
+            if isinstance(step, Call) and (step.target in PRODUCTS or step.target == ALLOCATE)
+        }
+        self.products = {step.result for step in program.steps if isinstance(step, Call) and step.target in PRODUCTS}
+        seen = _returned(program, values) | values.escaped
+        first: dict[str, int] = {}
+        last: dict[str, int] = {}
+        lengths: dict[str, Index] = {}
+        for position, step in enumerate(program.steps):
+            match step:
+                case Call():
+                    names = [step.result, *refs((step.args, step.kwargs))]
+                case Launch():
+                    names = list(step.buffers)
+                    name, own = locals_of(position), own_memory(step)
+                    if own is not ZERO:
+                        if not free_atoms(own) <= given:
+                            raise Unsupported("memory of a kernel that depends on data")
+                        first[name] = last[name] = position
+                        lengths[name] = own
+                case _:
+                    continue
+            for root in (values.tensors[name].root for name in names if name in values.tensors):
+                first.setdefault(root, position)
+                last[root] = position
+        for root in first:
+            if root in made and root not in seen and free_atoms(values.tensors[root].bytes) <= given:
+                lengths[root] = values.tensors[root].bytes
+        self.inner = {name: Span(name, length, first[name], last[name]) for name, length in lengths.items()}
+        self.tensors = made & self.inner.keys()  # without the locals of kernels
+        self.ours = made - self.inner.keys()
+        if not values.numbers:
+            self.outer, self.dying = self._outside(program, values)
+            self.own = [own_need(step, values) if isinstance(step, Call) else 0 for step in program.steps]
+
+    def _outside(self, program: HostProgram, values: Values) -> tuple[dict[str, Life], list[tuple[int, int]]]:
+        freed = _freed(program, values)
+        outer: dict[str, Life] = {}
+        for position, step in enumerate(program.steps):
+            if isinstance(step, Call) and step.result not in self.inner and step.target != PART:
+                several = values.several.get(step.result)
+                parts = [values.tensors.get(step.result)] if several is None else several.parts
+                own = [part.bytes.constant for part in parts if part is not None and part.root == step.result]
+                if own:
+                    last = freed.get(step.result, self.steps)
+                    outer[step.result] = Life(step.result, sum(own), position, last)
+        dying = [
+            (freed[entry.name], values.tensors[entry.name].bytes.constant)
+            for entry in program.inputs
+            if (entry.saved or entry.donated) and entry.name in freed
+        ]
+        return outer, dying
+
+
+def _returned(program: HostProgram, values: Values) -> set[str]:
+    (final,) = (step for step in program.steps if isinstance(step, Return))
+    returned = list(refs(final.value))
+    known = all(name in values.tensors or name in values.numbers for name in returned)
+    if not isinstance(final.value, tuple) or not known:
+        raise Unsupported("results that are no tensors")
+    return {values.tensors[name].root for name in returned if name in values.tensors}
+
+
+def _freed(program: HostProgram, values: Values) -> dict[str, int]:
+    """The step that frees memory, for what is freed before the end: when the last name of a value that shares it goes.
+    Of several tensors that a call gives, all are taken to go with the last one."""
+    names: dict[str, set[str]] = {}
+    for name, value in values.tensors.items():
+        names.setdefault(value.root, set()).add(name)
+    found: dict[str, int] = {}
+    for position, step in enumerate(program.steps):
+        if isinstance(step, Free):
+            for name in step.names:
+                root = values.tensors[name].root if name in values.tensors else name
+                names.get(root, set()).discard(name)
+                if not names.get(root):
+                    found[root] = position
+    return found
+
+
+@dataclass
+class _Host:
+    """A tensor that is made at `life.first`, but whose memory may be had from `start` on."""
+
+    life: Life
+    start: int
+    gaps: Gaps
+
+
+class _Planner:
+    """For sizes that are known. Bytes while each step runs: `alive` outside the block, of which there are `most`
+    anyway, and `inside`."""
+
+    def __init__(self, lives: _Lives) -> None:
+        self.lives = lives
+        self.inner = {
+            name: Life(name, span.bytes.constant, span.first, span.last) for name, span in lives.inner.items()
+        }
+        self.alive = _curve(lives.steps, lives.outer.values(), lives.dying)
+        for step, own in enumerate(lives.own):
+            self.alive[step] += own
+        self.most = max((0, *self.alive))
+        self.inside = [0] * len(self.alive)
+        for life in self.inner.values():
+            _add(self.inside, life.first, life.last, life.bytes)
+        made = [life for name, life in lives.outer.items() if name in lives.ours and life.bytes]
+        self.hosts = [_Host(life, life.first, Gaps(life.bytes)) for life in made]
+        self.host_of = {host.life.name: host for host in self.hosts}
+        self.hosted: dict[str, tuple[str, int]] = {}
+
+    def run(self) -> Plan:
+        self._lower(self._host)
+        offsets, length = place(life for name, life in self.inner.items() if name not in self.hosted)
+        least = max((0, *map(sum, zip(self.alive, self.inside, strict=True))))
+        if (1 - WORTH) * (length + self.most) > least:
+            offsets, length = self._with_tensors(offsets, length)
+        places = {name: constant(offset) for name, offset in offsets.items()}
+        return Plan(places, self.hosted, constant(length), self._most_outside(places))
+
+    def _most_outside(self, places: Mapping[str, Index]) -> int:
+        """Bytes of tensors that the program makes, where they are most; arguments that died make it less."""
+        made = [
+            replace(life, first=host.start) if (host := self.host_of.get(name)) else life
+            for name, life in self.lives.outer.items()
+        ]
+        inner = [
+            replace(life, last=life.last + 1)
+            for name, life in self.inner.items()
+            if name not in places and name not in self.hosted
+        ]
+        return max((0, *_curve(self.lives.steps, [*made, *inner], self.lives.dying)))
+
+    def _with_tensors(self, offsets: dict[str, int], length: int) -> tuple[dict[str, int], int]:
+        """The block, smaller if buffers outside it make the peak noticeably less: as many as fit beside the others,
+        or some more, if they make less of the block than they add outside."""
+        alive, inside, most = self.alive, self.inside, self.most
+        found, total = (offsets, length), length + most
+        for part in range(PARTS + 1):
+            self.alive, self.inside, self.most = [*alive], [*inside], most + length * part // PARTS
+            outside = self._lower(self._make_tensor)
+            if outside and max(self.inside) + max(self.alive) < (1 - WORTH) * total:
+                other = self._place_without(outside)
+                if other[1] + max(self.alive) < (1 - WORTH) * total:
+                    found, total = other, other[1] + max(self.alive)
+        return found
+
+    def _lower(self, move: Callable[[Life], bool]) -> list[Life]:
+        """Moves buffers out of the block for as long as that makes less of it at its worst step."""
+        moved: list[Life] = []
+        at_step: list[list[Life]] = [[] for _ in self.inside]
+        for life in self.inner.values():
+            if life.name not in self.hosted:
+                for step in range(life.first, life.last + 1):
+                    at_step[step].append(life)
+        while self.inside:
+            worst = max(range(len(self.inside)), key=self.inside.__getitem__)
+            waiting = sorted(at_step[worst], key=lambda life: (-life.bytes, -life.last, life.name))
+            found = next((life for life in waiting if move(life)), None)
+            if found is None:
+                break
+            moved.append(found)
+            _add(self.inside, found.first, found.last, -found.bytes)
+            for step in range(found.first, found.last + 1):
+                at_step[step].remove(found)
+        return moved
+
+    def _fits(self, first: int, last: int, bytes: int) -> bool:
+        return max(self.alive[first : last + 1], default=0) + bytes <= self.most
+
+    def _host(self, life: Life) -> bool:
+        """Into a tensor that is made later; best into one whose memory is there already."""
+        able = [host for host in self.hosts if life.last < host.life.first and life.bytes <= host.life.bytes]
+        for host in sorted(able, key=lambda host: max(host.start - life.first, 0) * host.life.bytes):
+            if host.start > life.first and not self._fits(life.first, host.start - 1, host.life.bytes):
+                continue
+            offset = host.gaps.take(life)
+            if offset is not None:
+                self.hosted[life.name] = host.life.name, offset
+                _add(self.alive, life.first, host.start - 1, host.life.bytes)
+                host.start = min(host.start, life.first)
+                return True
+        return False
+
+    def _make_tensor(self, life: Life) -> bool:
+        """Outside the block, while fewer tensors than at the worst step are."""
+        if life.name not in self.lives.tensors or not self._fits(life.first, life.last, life.bytes):
+            return False
+        _add(self.alive, life.first, life.last, life.bytes)
+        return True
+
+    def _place_without(self, outside: list[Life]) -> tuple[dict[str, int], int]:
+        """The block of what stays. Of what need not, that goes back which fits into its gaps: first what only kernels
+        use, since a product asks for a tensor anyway."""
+        names = {life.name for life in outside} | self.hosted.keys()
+        stay = [life for name, life in self.inner.items() if name not in names]
+        offsets, length = place(stay)
+        gaps = Gaps(length)
+        for life in stay:
+            gaps.put(life, offsets[life.name])
+        for life in sorted(outside, key=lambda life: (life.name in self.lives.products, life.bytes, life.first)):
+            offset = gaps.take(life)
+            if offset is not None:
+                offsets[life.name] = offset
+        return offsets, length
+
+
+def _add(curve: list[int], first: int, last: int, bytes: int) -> None:
+    for step in range(first, last + 1):
+        curve[step] += bytes
+
+
+def _curve(steps: int, lives: Iterable[Life], dying: Iterable[tuple[int, int]]) -> list[int]:
+    changes = [0] * (steps + 2)
+    for life in lives:
+        changes[life.first] += life.bytes
+        changes[life.last] -= life.bytes  # a step that frees runs without what it frees
+    for position, bytes in dying:
+        changes[position] -= bytes
+    curve, alive = [], 0
+    for change in changes[: steps + 1]:
+        alive += change
+        curve.append(alive)
+    return curve

@@ -1,0 +1,112 @@
+"""Where the values of a host program lie, and what the plan says of the peak."""
+
+from __future__ import annotations
+
+from ferrite.artifact.host_values import infer
+from ferrite.artifact.plan_memory import Plan, plan
+from ferrite.host.text import parse_program
+from ferrite.loops.index import ZERO
+
+
+def planned(text: str) -> Plan:
+    program = parse_program(text)
+    return plan(program, infer(program, {}), lambda launch: ZERO)
+
+
+def test_a_chain_alternates_between_the_block_and_its_result() -> None:
+    """Four products of a kilobyte each: two are alive at once, one of them in the memory of the last."""
+    found = planned("""
+def program(x: f32[16, 16], w: static(f32[16, 16])):
+    a = aten.mm.default(x, w)
+    b = aten.mm.default(a, w)
+    del a
+    c = aten.mm.default(b, w)
+    del b
+    y = aten.mm.default(c, w)
+    del c
+    return (y,)
+""")
+    assert found.places.keys() == {"a", "c"}
+    assert found.hosted == {"b": ("y", 0)}
+    assert (found.length.constant, found.outside) == (1024, 1024)
+
+
+def test_what_the_caller_gets_is_no_place_for_what_it_is_made_from() -> None:
+    found = planned("""
+def program(x: f32[16, 16], w: static(f32[16, 16])):
+    a = aten.mm.default(x, w)
+    y = aten.mm.default(a, w)
+    del a
+    return (y,)
+""")
+    assert found.places.keys() == {"a"}
+    assert not found.hosted
+
+
+def test_buffers_are_outside_where_that_costs_nothing() -> None:
+    """At the end three results are alive; before, there is room for a product that is no result."""
+    found = planned("""
+def program(x: f32[16, 16], w: static(f32[16, 32])):
+    a = aten.mm.default(x, w)
+    b = aten.sum.dim_IntList(a, [0])
+    del a
+    y = aten.mm.default(x, x)
+    z = aten.mm.default(x, x)
+    return (b, y, z)
+""")
+    assert not found.places
+    assert not found.hosted
+    assert found.length is ZERO
+    assert found.outside == 128 + 2 * 1024
+
+
+def test_what_dies_on_the_way_makes_room() -> None:
+    text = """
+def program(s: {mark}, w: static(f32[16, 16])):
+    a = aten.mm.default(s, w)
+    del s
+    b = aten.mm.default(a, w)
+    del a
+    c = aten.mm.default(w, w)
+    y = aten.mm.default(c, w)
+    del c
+    z = aten.mm.default(b, w)
+    del b
+    return (y, z)
+"""
+    kept, dying = (planned(text.format(mark=mark)) for mark in ("f32[16, 16]", "saved(f32[16, 16])"))
+    assert kept.outside == 2 * 1024
+    assert dying.outside == 1024
+
+
+def test_more_is_outside_if_the_block_becomes_shorter_by_it() -> None:
+    """Two wide buffers are alive at once in the middle, one wide result at the end: never three of them."""
+    found = planned("""
+def program(x: f32[16, 16], w: static(f32[16, 64])):
+    a = aten.mm.default(x, w)
+    b = aten.mm.default(x, w)
+    c = aten.mul.Tensor(a, b)
+    del a, b
+    d = aten.sum.dim_IntList(c, [0])
+    del c
+    y = aten.mm.default(x, w)
+    return (d, y)
+""")
+    assert found.outside is not None
+    assert found.length.constant + found.outside == 3 * 4096
+
+
+def test_a_convolution_needs_room_while_it_runs() -> None:
+    """Behind it no more is alive than it takes for itself: nothing is in the block then."""
+    found = planned("""
+def program(x: f32[1, 3, 16, 16], w: static(f32[4, 3, 3, 3]), v: static(f32[4, 4])):
+    c = aten.convolution.default(x, w, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    r = aten.amax.default(c, [0, 2])
+    del c
+    a = aten.mm.default(v, r)
+    del r
+    y = aten.mm.default(v, a)
+    del a
+    return (y,)
+""")
+    assert found.length is ZERO
