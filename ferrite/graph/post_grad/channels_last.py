@@ -9,6 +9,10 @@ front and none inside; outputs that the user sees get eager's strides back at th
 It pays if it saves more bytes than it moves. Given other layouts, oneDNN copies the operands of each convolution into
 one of its own and the result back; given channels last it reads and writes in place. `choose_layout` counts the former
 for every convolution against the copies that the layout would need here, and says how it came out.
+
+The first convolution of a network is another matter: oneDNN reads pictures of three colours as they are. Channels last
+it spares a copy of the result alone, at the price of copies of the picture and the weight; it is left as it is where
+these are longer.
 """
 
 from __future__ import annotations
@@ -33,6 +37,7 @@ CONVOLUTIONS: dict[Any, tuple[int, ...]] = {
     aten.convolution.default: (0,),
     aten.convolution_backward.default: (0, 1),
 }
+COLOURS = 3  # an image of so many channels oneDNN reads without a copy
 _DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
 
@@ -61,9 +66,19 @@ def _wanted(node: Node) -> Mapping[int, torch.memory_format]:
     if node.target not in CONVOLUTIONS or not torch.backends.mkldnn.enabled or not torch.backends.mkldnn.is_available():
         return {}
     images = [image.meta.get("val") for image in _images(node)]
-    if not all(isinstance(value, torch.Tensor) and _is_oneDNN(value) for value in images):
+    if not all(isinstance(value, torch.Tensor) and _is_oneDNN(value) for value in images) or _is_first(node):
         return {}
     return {position: IMAGES[value.dim()] for position, value in zip(CONVOLUTIONS[node.target], images, strict=True)}
+
+
+def _is_first(node: Node) -> bool:
+    """Whether it reads a picture, and less is copied if that stays as it is."""
+    *_, picture = _images(node)
+    weight = node.args[CONVOLUTIONS[node.target][-1] + 1]
+    if picture.meta["val"].shape[1] > COLOURS or lies_so(picture.meta["val"], IMAGES[picture.meta["val"].dim()]):
+        return False
+    result = node if node.target is aten.convolution.default else _images(node)[0]
+    return isinstance(weight, Node) and _bytes(picture) + _bytes(weight) > _bytes(result)
 
 
 def _is_oneDNN(value: torch.Tensor) -> bool:
