@@ -143,9 +143,10 @@ def _donated(context: TracingContext | None) -> frozenset[int]:
 
 
 def _tangents(module: GraphModule) -> frozenset[int]:
-    """Gradients of the results, which the engine of autograd hands over."""
-    inputs = module.graph.find_nodes(op="placeholder")
-    return frozenset(place for place, node in enumerate(inputs) if str(node.target).startswith("tangents"))
+    """Gradients of the results, which the engine of autograd hands over; that of a loss is kept by `backward()`."""
+    inputs = enumerate(module.graph.find_nodes(op="placeholder"))
+    values = {place: node.meta.get("val") for place, node in inputs if str(node.target).startswith("tangents")}
+    return frozenset(place for place, value in values.items() if isinstance(value, torch.Tensor) and value.dim())
 
 
 def _inputs_of(phase: str, values: Sequence[Any], saved: frozenset[int]) -> pipeline.Inputs:

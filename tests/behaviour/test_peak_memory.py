@@ -74,10 +74,13 @@ def test_a_backward_frees_what_the_forward_saved_as_it_goes() -> None:
 
     x = torch.randn(64, 64, requires_grad=True)
     compiled = torch.compile(function, backend="ferrite", options=STRICT)
-    compiled(x).square().mean().backward()
-    x.grad = None
-    loss = compiled(x).square().mean()
-    _, (span,) = profiled(loss.backward)
+
+    def step() -> None:
+        x.grad = None
+        compiled(x).square().mean().backward()
+
+    step()
+    _, (_, span) = profiled(step)  # of a tensor that was there before, the profiler does not see the end
     record = ferrite.last_record()
     assert record is not None
     graph = record.phase("backward")
@@ -85,4 +88,4 @@ def test_a_backward_frees_what_the_forward_saved_as_it_goes() -> None:
     assert graph.peak_memory is not None
     assert graph.block_memory is not None
     assert graph.peak_memory - graph.block_memory == span.bytes
-    assert graph.peak_memory < x.nbytes  # less than a gradient more than what the forward saved
+    assert graph.peak_memory <= x.nbytes  # one gradient more than what the forward saved, at any step
