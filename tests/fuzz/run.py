@@ -31,6 +31,7 @@ LOOP_BATCH = 30  # loop programs that are one task
 WORKER_TASKS = {"pre_grad": 500}  # after which a worker is replaced: Dynamo keeps some of what it traced
 FEWER_TASKS = 150  # elsewhere
 HANG_SECONDS = 240.0
+LONGEST_GAP = 5.0  # between two looks at a worker; if it is longer, this process did not run either
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,7 @@ class Worker:
         if self.done >= WORKER_TASKS.get(self.plan.level, FEWER_TASKS):
             self.stop()
             self.start()
-        self.number, self.began = number, time.monotonic()
+        self.number, self.waited, self.looked = number, 0.0, time.monotonic()
         self.pipe.send(number)
 
     def hear(self) -> Outcome | None:
@@ -162,7 +163,9 @@ class Worker:
                 return self._lost("crash", f"the process ended with {self.process.exitcode}")
             self.done += 1
             return outcome
-        if time.monotonic() - self.began > HANG_SECONDS + self.plan.shrink_seconds * max(len(self.plan.engines), 4):
+        now = time.monotonic()
+        self.waited, self.looked = self.waited + min(now - self.looked, LONGEST_GAP), now
+        if self.waited > HANG_SECONDS + self.plan.shrink_seconds * max(len(self.plan.engines), 4):
             return self._lost("hang", "no answer")
         return None
 
