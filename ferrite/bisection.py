@@ -47,34 +47,42 @@ def bisect(
     `same(expected, found)` decides; by default results agree within the usual tolerance of their dtypes. Gradients are
     compared too if the result requires them, of inputs and, if `function` is a module, of its parameters; so are its
     buffers after the call. Inputs are copied for each run, parameters and buffers are put back; the random state is the
-    same in each.
+    same in each. Where eager runs, an exception is a difference; if it comes without any pass too, it is raised.
     """
     given = dict(options or {})
     agree = same or _close
     expected = _run(function, inputs)
     tried = 0
+    failure: Exception | None = None
 
     def right_with(limit: int | None, rewrites: int | None = None) -> bool:
-        nonlocal tried
-        tried += 1
+        nonlocal tried, failure
+        tried, failure = tried + 1, None
         torch._dynamo.reset()
         limits = {"bisect_limit": limit, "bisect_rewrites": rewrites}
         compiled = torch.compile(function, backend="ferrite", options={**given, **limits, "cache": "off"})
-        return agree(expected, _run(compiled, inputs))
+        try:
+            return agree(expected, _run(compiled, inputs))
+        except Exception as error:
+            failure = error
+            return False
 
     try:
         if right_with(None):
             return Verdict(True, None, tried, f"equal to eager with all {applications()} passes")
         passes = applications()
         if not right_with(0):
+            if failure is not None:
+                raise failure
             return Verdict(False, None, tried, "differs from eager with no pass applied: the fault is not in a pass")
         number = _first_wrong(passes, right_with)
         right_with(number)
+        what = "makes the result differ from eager" if failure is None else f"fails: {failure}"
         culprit = _number(number)
         if culprit is None:
-            return Verdict(False, None, tried, f"pass {number} makes the result differ from eager")
+            return Verdict(False, None, tried, f"pass {number} {what}")
         where = f"{culprit.stage}.{culprit.name} on graph {culprit.graph}"
-        text = f"pass {number}, {where}, makes the result differ from eager"
+        text = f"pass {number}, {where}, {what}"
         rewrite = None
         if culprit.rewrites and right_with(number, 0):
             rewrite = _first_wrong(len(culprit.rewrites), lambda limit: right_with(number, limit))

@@ -377,6 +377,15 @@ class TestBeforeAutograd:
         for function in (lambda x: torch.tanh(x) * 1.0 + x, lambda x: x + x.tanh().mul(1.0)):
             rewrites(run, function, [torch.randn(3)], times=1, left={"mul": 0})
 
+    def test_parameters_may_be_called_otherwise_in_the_replacement(self) -> None:
+        pattern = TracedPattern(
+            "turned", lambda a, b: torch.sin(a) - b, lambda b, c: torch.neg(c - torch.sin(b)), [], stage="pre_grad"
+        )
+        run = lambda graph: pattern.apply(graph)
+        run.__name__ = "turned"
+        inputs = [torch.randn(3), torch.randn(3)]
+        rewrites(run, lambda x, y: torch.sin(x) - y, inputs, times=1, left={"neg": 1}, again=None)
+
     def test_the_judge_is_asked(self) -> None:
         def function(x: Any) -> Any:
             y = torch.tanh(x) * 1.0
@@ -434,6 +443,11 @@ class TestRegister:
             ferrite.register_pattern(lambda a, b: a + b, lambda a, b: a, [x], name="pair")
         with pytest.raises(ValueError, match=r"what pair is replaced by takes 1 parameters, not 2 \(a, b\)"):
             ferrite.register_pattern(lambda a, b: a + b, lambda a: a, [x, x], name="pair")
+
+    def test_what_cannot_be_traced_says_why(self) -> None:
+        pattern = TracedPattern("gone", lambda a: a.sin().nosuch(), lambda a: a, [torch.randn(2)])
+        with pytest.raises(ValueError, match=r"gone cannot be traced on its example inputs: AttributeError: .*nosuch"):
+            pattern.serialised()
 
     def test_a_check_that_asks_for_another_parameter(self) -> None:
         module = graph("sin = aten.sin.default(x)\nreturn (sin,)", "x: f32[4]")

@@ -94,6 +94,22 @@ def test_what_is_stored_is_neither_asked_nor_written(monkeypatch: pytest.MonkeyP
     assert sorted(tmp_path.rglob("*")) == stored
 
 
+def test_a_pass_that_fails_is_named() -> None:
+    def fails(graph: Graph) -> int:
+        raise KeyError("gone")
+
+    with ferrite.register_pass("pre_grad", fails):
+        verdict = ferrite.bisect(lambda x: x.sin(), [torch.randn(5)])
+    assert not verdict.equal
+    assert "fails: " in str(verdict)
+    assert "KeyError: 'gone'" in str(verdict)
+
+
+def test_what_fails_without_passes_is_raised() -> None:
+    with pytest.raises(Exception, match="Unknown Ferrite option 'strictt'"):
+        ferrite.bisect(lambda x: x.sin(), [torch.randn(5)], options={"strictt": True})
+
+
 def test_the_wrong_rewrite_is_named() -> None:
     """Of four rewrites the third drops what its op was told."""
 

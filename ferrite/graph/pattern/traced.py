@@ -59,6 +59,7 @@ class TracedPattern:
     joint: bool = False
     lowering: Callable[..., Any] | None = None
     _traces: dict[Any, GraphModule | None] = field(default_factory=dict)
+    _failure: Exception | None = None  # of the latest trace that failed
 
     def __post_init__(self) -> None:
         values = list(self.scalars.values())
@@ -127,7 +128,9 @@ class TracedPattern:
                 args, kwargs = map_arg((node.args, node.kwargs), made.__getitem__)
                 match node.op:
                     case "placeholder":
-                        made[node] = match_names[str(node.target)]
+                        if node.users and str(node.target) not in held:
+                            raise CannotBuild(f"{node.target} is no part of what was found")
+                        made[node] = held.get(str(node.target))
                     case "call_function" | "call_method":
                         made[node] = new(node.target, *args, **kwargs)
                     case "output":
@@ -137,7 +140,9 @@ class TracedPattern:
                         raise CannotBuild(f"a {node.op} of the replacement cannot be moved")
             raise CannotBuild("the replacement gives nothing")
 
-        match_names, match_ends = match.names, match.ends
+        match_ends = match.ends
+        both = zip(parameter_names(self.search), parameter_names(self.replacement), strict=True)
+        held = {other: match.names[one] for one, other in both if one in match.names}
         return sound.rewrite(ends, build)
 
     # After autograd.
@@ -193,8 +198,8 @@ class TracedPattern:
                     module = trace_after_autograd(called, tensors, list(sizes.values()), mode)
                 if module is not None and self.stage == "post_grad":
                     view_to_reshape(module.graph)
-            except Exception:
-                module = None
+            except Exception as error:
+                module, self._failure = None, error
             self._traces[key] = module
         return self._traces[key]
 
@@ -211,7 +216,8 @@ class TracedPattern:
         mode = next((value.fake_mode for value in inputs if isinstance(value, FakeTensor)), None) or FakeTensorMode()
         module = self._trace(self.search, inputs, {}, dict(self.scalars), mode)
         if module is None:
-            raise ValueError(f"the pattern {self.name} cannot be traced on its example inputs")
+            why = f": {type(self._failure).__name__}: {self._failure}" if self._failure is not None else ""
+            raise ValueError(f"the pattern {self.name} cannot be traced on its example inputs{why}")
         names = [name for name in parameter_names(self.search) if name not in self.scalars]
         names += _tangents(len(module.graph.find_nodes(op="placeholder")) - len(names))
         found = pattern_of(module, names, constants=constants, scalars=self.scalars)
