@@ -28,14 +28,19 @@ class Child:
 
 
 def run_python(
-    code: str, *arguments: str, environment: dict[str, str] | None = None, folder: Path | None = None, wait: bool = True
+    code: str,
+    *arguments: str,
+    environment: dict[str, str] | None = None,
+    folder: Path | None = None,
+    wait: bool = True,
+    under: tuple[str, ...] = (),
 ) -> Child:
-    """Start `code` in a new process; with `wait`, also finish it. Ferrite's own variables are not inherited, and
-    its cache is off."""
+    """Start `code` in a new process; with `wait`, also finish it; `under`: a command that starts another one. Ferrite's
+    own variables are not inherited, and its cache is off."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("FERRITE_", "TORCH"))}
     variables = inherited | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "FERRITE_CACHE": "off"}
     variables |= environment or {}
-    command = [sys.executable, "-c", code, *arguments]
+    command = [*under, sys.executable, "-c", code, *arguments]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=variables, cwd=folder or ROOT
     )
