@@ -34,6 +34,7 @@ from torch._dynamo.exc import RestartAnalysis, ShortenTraceback, SkipFrame, exce
 from torch.fx import GraphModule
 
 from ferrite import caching
+from ferrite.collection import without_collection
 from ferrite.decisions import Decision
 from ferrite.errors import BrokenCache, UserFault
 from ferrite.failure import FerriteError
@@ -105,8 +106,9 @@ def _compile_captured(module: GraphModule, inputs: list[Any], options: Options) 
         return torch._dynamo.disable(module.forward, reason=f"Ferrite leaves this graph to eager: {reason}")
     spare = {member: take(member.graph) for _, member in family(module)} if isinstance(module, GraphModule) else {}
     try:
-        lookup = caching.look_up(module, options, _taker(module))
-        function = _from_cache(lookup, record)
+        with without_collection():
+            lookup = caching.look_up(module, options, _taker(module))
+            function = _from_cache(lookup, record)
         if function is None:
             from ferrite.compilation import Compilation
 

@@ -98,7 +98,7 @@ class CompiledGraph:
             body = self._native_body(kernels)
             if body is None:
                 body = load(self.program, self.code, self.constants, kernels.functions, resolve, _callable)
-            self.run = _with_profiler_scope(body, f"ferrite {self.program.name} {self.key[:12]}")
+            self.run = _with_profiler_scope(body, lambda: f"ferrite {self.program.name} {self.key[:12]}")
             self.run.compiled = self  # type: ignore[attr-defined]
             self.run.alive = self._alive  # type: ignore[attr-defined]
         return self.run
@@ -180,10 +180,10 @@ def _callable(path: str) -> Any:
     return found._op if type(found) is OpOverload else found
 
 
-def _with_profiler_scope(body: Callable[[list[Any]], Any], label: str) -> Callable[[list[Any]], Any]:
+def _with_profiler_scope(body: Callable[[list[Any]], Any], label: Callable[[], str]) -> Callable[[list[Any]], Any]:
     def run(args: list[Any]) -> Any:
         if profiler._is_profiler_enabled:
-            with profiler.record_function(label):
+            with profiler.record_function(label()):
                 return body(args)
         return body(args)
 

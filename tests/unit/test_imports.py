@@ -67,6 +67,7 @@ ARROWS: dict[str, set[str]] = {
     },
     "backend": {
         "caching",
+        "collection",
         "compilation",
         "decisions",
         "errors",
