@@ -88,6 +88,15 @@ def test_programs_through_the_passes_before_autograd(part: int) -> None:
     assert found.keys() == known, "\n".join(text for number, text in found.items() if number not in known)
 
 
+def test_the_sign_of_a_zero_gradient_is_autograds() -> None:
+    """Of 0.0 and -0.0 padded with zeros and added, only the first is left; the rewritten program adds elsewhere."""
+    halves = Input("x0", "bfloat16", (3, 4, 4), values="whole", seed=1, wants_gradient=True)
+    apart = Step("torch.unbind({0}.chunk(2, 2)[1], dim=-3)", ("x0",), ("v0", "v1", "v2"), "exact")
+    tanhs = [Step("torch.tanh({0})", (f"v{place}",), (f"v{place + 2}",), "inexact") for place in (1, 2)]
+    program = Program((halves,), (apart, *tanhs), ("v1", "v3", "v4"))
+    assert pre_grad.judge(program, pre_grad.ENGINES["all"]).status in ("equal", "close")
+
+
 # ---- programs as data
 
 
