@@ -24,7 +24,7 @@ from torch.fx.proxy import TraceError
 
 from ferrite.graph.pre_grad import PASSES
 from ferrite.graph.snapshot import copy_module
-from ferrite.graph.values import value_of
+from ferrite.graph.values import fake_mode_of, value_of
 from ferrite.options import Options, resolve
 from ferrite.pipeline import edit_pre_grad
 from ferrite.report.record import GraphRecord
@@ -49,10 +49,14 @@ def _asked(*, backwards: bool = False) -> dict[str, dict[str, Any]]:
 
 
 def edited(module: GraphModule, inputs: Sequence[Any], options: Mapping[str, Any] | None = None) -> Callable[..., Any]:
-    """A backend of torch.compile: the passes, a check of the values they wrote down, and then as eager would."""
+    """A backend of torch.compile: the passes, which add no guard, a check of the values they wrote down, and then as
+    eager would."""
     known = {id(value_of(node)) for node in module.graph.nodes}
     record = GraphRecord("main", "pre_grad")
+    sizes = fake_mode_of(module.graph).shape_env
+    guards = 0 if sizes is None else len(sizes.guards)
     edit_pre_grad(module, resolve(Options(), None, options), record)
+    assert sizes is None or len(sizes.guards) == guards, f"new guards: {sizes.guards[guards:]}"
     REWRITES.update(run.name for run in record.passes for _ in run.rewrites)
     given = [value.node.hint if isinstance(value, torch.SymInt) else _plain(value) for value in inputs]
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
