@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -176,6 +177,8 @@ class _OneGraph:
         self.values: dict[Node, Any] = {}  # _Value, Index, or a tuple of them
         self.host_sizes = HostSizes(shared.sizes, self.steps, shared.fresh)
         self.last_reader = _last_readers(module)
+        self.positions = {node: position for position, node in enumerate(module.graph.nodes)}
+        self.calls_before = _library_calls_before(module)
         self.position = 0  # of the node that is being lowered
         self.lists: dict[Node, str] = {}  # views that an op gives as a list, by the op's node
         self.names_of: defaultdict[_Value, list[str]] = defaultdict(list)  # memory -> every name under which it exists
@@ -370,9 +373,28 @@ class _OneGraph:
         if several:
             return self._parts(node, made)
         value = self._lazy(node, self._expected(made, fakes))
-        if value.cost.store_at_once:
+        if value.cost.store_at_once or self._frees(value):
             self._store(value)
         return value
+
+    def _frees(self, value: _Value) -> bool:
+        """Whether it takes the place of two others in memory, which are as large and are read for the last time: they
+        would have to wait for its reader while libraries are called. So do gradients that are added up as they come."""
+        first = min((self.positions[user] for user in value.node.users), default=self.position)
+        if self.calls_before[first] == self.calls_before[self.position]:
+            return False
+        size = _size(value.fake)
+        dying = [memory for memory in map(self._dying, value.node.all_input_nodes) if memory is not None]
+        return size is not None and sum(_size(memory.fake) == size for memory in dict.fromkeys(dying)) > 1
+
+    def _dying(self, node: Node) -> _Value | None:
+        """Memory that the graph has made and that is read for the last time as `node`."""
+        value = self.values[node]
+        if not isinstance(value, _Value) or self.last_reader[node] > self.position:
+            return None
+        memory = value.memory()
+        is_made = memory.host is not None and memory.node.op == "call_function"
+        return memory if is_made and self.last_reader[memory.node] <= self.position else None
 
     def _view(self, node: Node, made: Tensor | Sequence[Tensor]) -> _Value | tuple[_Value, ...]:
         """One view of the first argument, or a list of them."""
@@ -709,6 +731,18 @@ def _last_readers(module: GraphModule) -> dict[Node, int]:
         for argument in node.all_input_nodes:
             last[argument] = max(last.get(argument, -1), reaches)
     return last
+
+
+def _library_calls_before(module: GraphModule) -> list[int]:
+    """How many libraries are called up to and with each node."""
+    called = (node.op == "call_function" and library_of(name_of(node.target) or "") for node in module.graph.nodes)
+    return list(accumulate(map(bool, called)))
+
+
+def _size(fake: Any) -> Any:
+    """In bytes, if that is a number."""
+    count = fake.numel() if isinstance(fake, torch.Tensor) else None
+    return count * fake.element_size() if isinstance(count, int) else None
 
 
 def _part_of(user: Node) -> Any:

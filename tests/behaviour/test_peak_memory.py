@@ -1,5 +1,5 @@
-"""How much memory a call needs: what the plan says is what torch's allocator and the block show. `tests/models`
-compares every model of the zoo with eager.
+"""How much memory a call needs: what the plan says is what torch's allocator and the block show, and models need no
+more than in eager. `make peak-memory` looks at all of them.
 
 Counted is what torch's CPU allocator gives and takes back during a call, by its own profiler, and the block of inner
 buffers, which is memory from C's library.
@@ -16,7 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import ferrite
-from bench.allocated import peak_of_tensors, profiled
+from bench.allocated import peak_of_tensors, peaks_of, profiled
+from bench.peak_memory import LIMIT
+from bench.zoo import ZOO
 from ferrite.artifact.native_host import kept_memory
 from tests.behaviour.compare import STRICT
 
@@ -89,3 +91,17 @@ def test_a_backward_frees_what_the_forward_saved_as_it_goes() -> None:
     assert graph.block_memory is not None
     assert graph.peak_memory - graph.block_memory == span.bytes
     assert graph.peak_memory <= x.nbytes  # one gradient more than what the forward saved, at any step
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [
+        ("bert", "training"), ("gpt2", "inference"), ("gpt2", "training"), ("llama", "inference"),
+        ("llama", "training"), ("vit", "inference"), ("lstm", "training"), ("mlp", "training"),
+    ],
+)  # fmt: skip
+def test_models_need_no_more_than_eager(name: str, mode: str) -> None:
+    """One for each way in which they once did: attention, a first convolution, a weight that is used many times, and
+    tensors so small that the block counts."""
+    eager, found, _ = peaks_of(ZOO[name], "small", training=mode == "training")
+    assert found.bytes <= LIMIT * eager.bytes
