@@ -188,7 +188,9 @@ class _Known:
                 raise Unsupported(f"a tensor on {kwargs['device']}")
             kwargs["device"] = torch.device("meta")
         try:
-            made = resolve(call.target)(*args, **kwargs)
+            # While a graph is traced, rules in Python stand for some views, with other strides than eager's.
+            with torch._C._DisablePythonDispatcher():
+                made = resolve(call.target)(*args, **kwargs)
         except Exception as error:
             raise Unsupported(f"{call.target}, which does not say what it gives") from error
         if not call.target.startswith("aten."):
@@ -373,7 +375,8 @@ def _permute(sizes: Shape, strides: Shape, dims: list[int]) -> _Viewed:
 
 def _transpose(sizes: Shape, strides: Shape, one: int, other: int) -> _Viewed:
     dims = list(range(len(sizes)))
-    dims[one], dims[other] = dims[other], dims[one]
+    if dims:  # a tensor without dimensions has dimension 0, and stays itself
+        dims[one], dims[other] = dims[other], dims[one]
     return _permute(sizes, strides, dims)
 
 
@@ -427,7 +430,10 @@ def _clipped(place: Any, extent: Index) -> Index | None:
 
 
 def _expand(sizes: Shape, strides: Shape, target: list[Any]) -> _Viewed | None:
-    """A size stays as it is, or is one and repeated; where it is neither for sure, eager decides."""
+    """A size stays as it is, or is one and repeated; where it is neither for sure, eager decides. What has no dimension
+    gets only strides of 0."""
+    if not sizes:
+        return _same(tuple(map(sizes_of_loops.index, target)), (sizes_of_loops.ZERO,) * len(target))
     made: list[tuple[Index, Index]] = []
     for place in reversed(range(len(target))):
         dim = place - (len(target) - len(sizes))

@@ -9,6 +9,8 @@ What eager does, found by running it: if all operands have the result's sizes, a
 channels-last, so is the result; or all are dense with the same strides, then the result has them too. Otherwise
 dimensions are sorted by the strides of the first operand that tells two of them apart, and the result is dense in that
 order. A number counts as an operand without dimensions wherever an op takes a tensor.
+
+Besides, what has no dimension is expanded with strides of 0 only, by which sizes of one are traced with a stride of 1.
 """
 
 from __future__ import annotations
@@ -62,6 +64,9 @@ def correct_strides(module: GraphModule) -> int:
 
 def _strides_in_eager(node: Node, promised: Any) -> Extents | None:
     """None where the promise is sure to hold, or cannot be told."""
+    if node.target is torch.ops.aten.expand.default and _is_static(promised):
+        source = node.args[0].meta.get("val") if isinstance(node.args[0], Node) else None
+        return (0,) * promised.dim() if isinstance(source, torch.Tensor) and source.dim() == 0 else None
     if torch.Tag.pointwise not in node.target.tags or not _is_static(promised) or 1 not in promised.shape:
         return None
     if node.target.namespace != "aten" or node.target._schema.name in _OTHER_RULES:

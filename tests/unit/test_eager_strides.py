@@ -66,3 +66,14 @@ def test_compiled_results_have_them(name: str) -> None:
     record = ferrite.last_record()
     assert record is not None
     assert record.graphs[-1].lowered
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_views_of_what_has_no_dimension(dynamic: bool) -> None:
+    """Expanded it has strides of 0 only, in dimensions of one too; and its dimension 0 can be swapped with itself."""
+    function = lambda x, y: (x.sum().expand(1), x.sum().expand(1, 1), y.sin().swapaxes(0, -1), y.sin() + x)
+    compiled = torch.compile(function, backend="ferrite", dynamic=dynamic, options={"strict": True, "cache": "off"})
+    given = torch.randn(3), torch.randn(())
+    for ours, eager in zip(compiled(*given), function(*given), strict=True):
+        assert ours.stride() == eager.stride()
+        torch.testing.assert_close(ours, eager)
