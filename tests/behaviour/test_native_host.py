@@ -131,7 +131,7 @@ def test_what_a_custom_op_keeps_is_not_written_again() -> None:
     for _ in range(2):
         compiled(X, W)
     assert len(Kept.tensors) == 2
-    assert all(torch.allclose(kept, X.sin() + 1) for kept in Kept.tensors)
+    assert all(torch.allclose(kept, X.sin() + 1, atol=1e-6) for kept in Kept.tensors)  # near -1 the sum is rounding
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int64])
