@@ -6,6 +6,8 @@ Asked once, of the graph that Dynamo captured, before AOTAutograd sees it.
                       each view with `as_strided`, whose gradients have other strides.
     a refused write   x.logit_() of integers, take(x, i, out=f64): eager raises when the result does not fit. Tracing
                       turns the write into a plain op and a copy, and a copy converts anything.
+    another dtype     soft_margin_loss(bf16, f32) is bf16 in eager and f32 by the rules of tracing: whoever reads the
+                      result, or its gradient, as promised reads twice the memory that is there.
 """
 
 from __future__ import annotations
@@ -27,9 +29,21 @@ def reason_for_eager(module: Any) -> str | None:
     for node in calls:
         if _is_refused_write(node):
             return f"{node.target} writes what eager refuses to convert"
+        if _name(node) in _LIKE_FIRST and _is_traced_otherwise(node):
+            return f"{node.target} is traced with another dtype than eager gives it"
     if calls and all(map(_is_pure, calls)) and _only_views(module, calls):
         return "it only makes views of its inputs"
     return None
+
+
+# ---- dtypes
+
+_LIKE_FIRST = frozenset({"soft_margin_loss"})  # what they give has the dtype of their first operand in eager
+
+
+def _is_traced_otherwise(node: Node) -> bool:
+    first = _fakes(node.args[0] if node.args else node.kwargs.get("input"))
+    return isinstance(first, torch.Tensor) and any(made.dtype is not first.dtype for made in _tensors(node))
 
 
 # ---- views

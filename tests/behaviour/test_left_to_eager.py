@@ -1,4 +1,4 @@
-"""Graphs that eager runs as captured: views only, and writes that eager refuses."""
+"""Graphs that eager runs as captured: views only, writes that eager refuses, and dtypes that are traced otherwise."""
 
 from __future__ import annotations
 
@@ -51,6 +51,16 @@ def test_a_view_beside_other_work_is_compiled() -> None:
     assert reasons() == []
     assert view.data_ptr() == x.data_ptr()
     assert equal(other, x + 1)
+
+
+def test_a_loss_of_two_dtypes_has_the_dtype_of_eager() -> None:
+    loss = lambda x, target: torch.nn.functional.soft_margin_loss(x, target, reduction="none") * 2
+    compiled, target = torch.compile(loss, backend="ferrite", options={"strict": True}), torch.ones(5)
+    x = torch.linspace(-2, 2, 5, dtype=torch.bfloat16, requires_grad=True)
+    assert equal(compiled(x, target), loss(x, target))
+    assert "another dtype" in reasons()[0]
+    found, expected = (torch.autograd.grad(each(x, target).sum(), x)[0] for each in (compiled, loss))
+    assert equal(found, expected)
 
 
 REFUSED: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
