@@ -628,7 +628,9 @@ def _bits(seen: Observation) -> str:
         for part in dense_parts(leaf) if isinstance(leaf, torch.Tensor) else ():
             plain = part.int_repr() if part.is_quantized else part
             whole.update(f"{plain.dtype} {tuple(plain.shape)}".encode())
-            whole.update(plain.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+            # One element with any stride is contiguous, and is not a view of bytes: only a copy has a stride of one.
+            flat = plain.reshape(-1).clone(memory_format=torch.contiguous_format)
+            whole.update(flat.view(torch.uint8).numpy().tobytes())
     return whole.hexdigest()
 
 
