@@ -83,17 +83,17 @@ def _programs() -> Iterator[list[Any]]:
     from ferrite.artifact import kernels
 
     seen: list[Any] = []
-    real = kernels.native_kernels
+    real = kernels.build_code
 
     def noting(programs: Sequence[Any]) -> Any:
         seen.extend(programs)
         return real(programs)
 
-    kernels.native_kernels = noting
+    kernels.build_code = noting
     try:
         yield seen
     finally:
-        kernels.native_kernels = real
+        kernels.build_code = real
 
 
 def cost_of(program: Any, repeats: int) -> float:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary
 
-from ferrite.loops.index import Axis, Index
+from ferrite.loops.index import Axis, Index, keep
 from ferrite.loops.nodes import Accumulate, Buffer, FoldScan, Load, Scan, Statement, Store
 from ferrite.loops.rewrite import walk
 
@@ -21,14 +20,12 @@ class Access:
 
 def accesses(statement: Statement) -> tuple[Access, ...]:
     """Every access of a statement: loads, those inside of reductions and indices included, then what it writes."""
-    found = _memo.get(statement)
-    if found is None:
-        loads = (Access(node.buffer, node.index, False) for node in walk(statement) if isinstance(node, Load))
-        found = _memo[statement] = (*loads, *_writes(statement))
-    return found
-
-
-_memo: WeakKeyDictionary[Statement, tuple[Access, ...]] = WeakKeyDictionary()
+    try:
+        return statement._accesses
+    except AttributeError:
+        loads = [Access(node.buffer, node.index, False) for node in walk(statement) if isinstance(node, Load)]
+        keep(statement, "_accesses", (*loads, *_writes(statement)))
+        return statement._accesses
 
 
 def _writes(statement: Statement) -> tuple[Access, ...]:

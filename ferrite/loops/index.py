@@ -28,18 +28,27 @@ class Node(metaclass=Interned):
     """What indices and expressions share: a place in memory of their own, weak references to it, and answers that are
     worked out once and kept for as long as the node lives."""
 
-    __slots__ = ("__weakref__", "_data", "_digest", "_dtype", "_free", "_high", "_key", "_low")
+    __slots__ = (
+        "__weakref__", "_accesses", "_axes", "_children", "_data", "_digest", "_dtype", "_free", "_high",
+        "_holds_argument", "_key", "_loaded", "_low", "_raises",
+    )  # fmt: skip
 
+    _accesses: tuple[Any, ...]
+    _axes: frozenset[Axis]
+    _children: tuple[Any, ...]
     _data: bool
     _digest: bytes
     _dtype: Any
     _free: frozenset[Atom]
     _high: Bound
+    _holds_argument: bool
     _key: tuple[Any, ...]
+    _loaded: frozenset[Any]
     _low: Bound
+    _raises: bool
 
 
-_keep = object.__setattr__  # frozen nodes still keep what was worked out about them
+keep = object.__setattr__  # frozen nodes still keep what was worked out about them
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -441,7 +450,7 @@ def _atom_key(atom: Atom) -> tuple[Any, ...]:
         return atom._key
     except AttributeError:
         key = _atom_order(atom)
-        _keep(atom, "_key", key)
+        keep(atom, "_key", key)
         return key
 
 
@@ -468,13 +477,13 @@ def _index_key(value: Index) -> tuple[Any, ...]:
         return value._key
     except AttributeError:
         key = (tuple((_monomial_key(m), c) for c, m in value.terms), value.constant)
-        _keep(value, "_key", key)
+        keep(value, "_key", key)
         return key
 
 
 def digest(node: Node) -> bytes:
     """A fingerprint of the structure, the same in every process."""
-    found: bytes = _answer(node, "_digest", _digest_of)
+    found: bytes = answer(node, "_digest", _digest_of)
     return found
 
 
@@ -511,20 +520,22 @@ def inner_nodes(node: Node) -> list[Node]:
     return found
 
 
-def _answer(node: Node, slot: str, work_out: Callable[[Node], Any]) -> Any:
-    """What the slot keeps, worked out for inner nodes first. Without recursion: expressions can be deep."""
+def answer(
+    node: Node, slot: str, work_out: Callable[[Any], Any], inside: Callable[[Any], Iterable[Node]] = inner_nodes
+) -> Any:
+    """What the slot keeps, worked out for the nodes inside first. Without recursion: expressions can be deep."""
     if hasattr(node, slot):
         return getattr(node, slot)
     waiting = [node]
     while waiting:
         last = waiting[-1]
-        open_ones = [] if hasattr(last, slot) else [inner for inner in inner_nodes(last) if not hasattr(inner, slot)]
+        open_ones = [] if hasattr(last, slot) else [inner for inner in inside(last) if not hasattr(inner, slot)]
         if open_ones:
             waiting.extend(open_ones)
             continue
         waiting.pop()
         if not hasattr(last, slot):
-            _keep(last, slot, work_out(last))
+            keep(last, slot, work_out(last))
     return getattr(node, slot)
 
 
@@ -767,7 +778,7 @@ def least(value: Index) -> Bound:
     try:
         return value._low
     except AttributeError:
-        _keep(value, "_low", _extreme(value, -1))
+        keep(value, "_low", _extreme(value, -1))
         return value._low
 
 
@@ -777,7 +788,7 @@ def greatest(value: Index) -> Bound:
     try:
         return value._high
     except AttributeError:
-        _keep(value, "_high", _extreme(value, 1))
+        keep(value, "_high", _extreme(value, 1))
         return value._high
 
 
@@ -1049,8 +1060,8 @@ def _atom_bounds(atom: Atom) -> tuple[Bound, Bound]:
         return atom._low, atom._high
     except AttributeError:
         low, high = _composite_bounds(atom)
-        _keep(atom, "_low", low)
-        _keep(atom, "_high", high)
+        keep(atom, "_low", low)
+        keep(atom, "_high", high)
         return low, high
 
 
@@ -1127,9 +1138,9 @@ def free_atoms(node: Node) -> frozenset[Atom]:
         return node._free
     except AttributeError:
         if isinstance(node, Index):
-            _keep(node, "_free", _union([free_atoms(atom) for _, monomial in node.terms for atom in monomial]))
+            keep(node, "_free", _union([free_atoms(atom) for _, monomial in node.terms for atom in monomial]))
             return node._free
-    free: frozenset[Atom] = _answer(node, "_free", _free_of)
+    free: frozenset[Atom] = answer(node, "_free", _free_of)
     return free
 
 
@@ -1152,12 +1163,16 @@ def holds_data(node: Node) -> bool:
     try:
         return node._data
     except AttributeError:
-        _keep(node, "_data", any(isinstance(atom, Data) for atom in free_atoms(node)))
+        keep(node, "_data", any(isinstance(atom, Data) for atom in free_atoms(node)))
         return node._data
 
 
 def free_axes(node: Node) -> frozenset[Axis]:
-    return frozenset(atom for atom in free_atoms(node) if isinstance(atom, Axis))
+    try:
+        return node._axes
+    except AttributeError:
+        keep(node, "_axes", frozenset([atom for atom in free_atoms(node) if isinstance(atom, Axis)]))
+        return node._axes
 
 
 def free_sizes(node: Node) -> frozenset[Size]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, count
 from typing import Any, TypeAlias, TypeVar, Union, cast
-from weakref import WeakKeyDictionary
 
 from ferrite.errors import Malformed
 from ferrite.loops.index import (
@@ -20,12 +19,14 @@ from ferrite.loops.index import (
     Node,
     Size,
     Substitution,
+    answer,
     atoms,
     data,
     free_atoms,
     free_axes,
     holds_data,
     inner_nodes,
+    keep,
     of_atom,
     parts,
 )
@@ -66,7 +67,15 @@ T = TypeVar("T", bound=Tree)
 
 def children(node: Tree) -> tuple[Tree, ...]:
     """What a node is made of, in the order in which it is read; expressions inside indices included."""
-    match node:  # the most frequent first: lowering spends a sixth of its time here
+    try:
+        return node._children
+    except AttributeError:
+        keep(node, "_children", _children_of(node))
+        return node._children
+
+
+def _children_of(node: Tree) -> tuple[Tree, ...]:
+    match node:  # the most frequent first
         case Load(index=places):
             return held_in(*places)
         case Apply(operands=operands):
@@ -134,40 +143,41 @@ def walk(node: Tree) -> Iterator[Tree]:
 
 def can_raise(node: Tree) -> bool:
     """Whether evaluating it may stop the kernel with an error: such a thing is not dropped."""
-    for current in _operands_first(node, _memo_raises):
-        stops = isinstance(current, (Checked, Require, Assert))
-        _memo_raises[current] = stops or any(_memo_raises[child] for child in children(current))
-    return _memo_raises[node]
+    raises: bool = answer(node, "_raises", _raises_of, children)
+    return raises
 
 
-_memo_raises: WeakKeyDictionary[Tree, bool] = WeakKeyDictionary()
+def _raises_of(node: Tree) -> bool:
+    return isinstance(node, (Checked, Require, Assert)) or any(child._raises for child in children(node))
 
 
 def holds_argument(node: Tree) -> bool:
     """Whether it has a value only inside of the combine of a fold around it: such a thing is not moved out."""
-    for current in _operands_first(node, _memo_arguments):
-        # What a fold combines with binds its arguments.
-        inner = current.values if isinstance(current, (Fold, FoldScan)) else children(current)
-        _memo_arguments[current] = isinstance(current, Argument) or any(_memo_arguments[child] for child in inner)
-    return _memo_arguments[node]
+    holds: bool = answer(node, "_holds_argument", _holds_argument_of, children)
+    return holds
 
 
-_memo_arguments: WeakKeyDictionary[Tree, bool] = WeakKeyDictionary()
+def _holds_argument_of(node: Tree) -> bool:
+    # What a fold combines with binds its arguments.
+    inner = node.values if isinstance(node, (Fold, FoldScan)) else children(node)
+    return isinstance(node, Argument) or any(child._holds_argument for child in inner)
 
 
 def loaded_in(node: Tree) -> frozenset[Buffer]:
     """The buffers that it reads."""
-    for current in _operands_first(node, _memo_loaded):
-        found = _NO_BUFFERS.union(*[_memo_loaded[child] for child in children(current)])
-        _memo_loaded[current] = found | {current.buffer} if isinstance(current, Load) else found
-    return _memo_loaded[node]
+    loaded: frozenset[Buffer] = answer(node, "_loaded", _loaded_of, children)
+    return loaded
 
 
-_memo_loaded: WeakKeyDictionary[Tree, frozenset[Buffer]] = WeakKeyDictionary()
+def _loaded_of(node: Tree) -> frozenset[Buffer]:
+    found = _NO_BUFFERS.union(*[child._loaded for child in children(node)])
+    return found | {node.buffer} if isinstance(node, Load) else found
+
+
 _NO_BUFFERS: frozenset[Buffer] = frozenset()
 
 
-def _operands_first(node: Tree, done: Mapping[Tree, Any] | WeakKeyDictionary[Tree, Any]) -> Iterator[Tree]:
+def _operands_first(node: Tree, done: Mapping[Tree, Any]) -> Iterator[Tree]:
     """What is not yet done of the node and everything in it, children first. The caller enters each into `done`."""
     waiting = [node]
     while waiting:
