@@ -45,6 +45,7 @@ from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
 from ferrite import registry
 from ferrite.artifact import autograd_facts
 from ferrite.artifact.compiled import CompiledGraph
+from ferrite.artifact.direct import direct
 from ferrite.artifact.entry import Entry, Wrapping, bundle, decode, encode, moved_lines, objects_of, unbundle
 from ferrite.artifact.key import Fields, digest, fields_of, fields_of_machine, sources_of
 from ferrite.artifact.outline import outline_of
@@ -295,7 +296,8 @@ def wrapped(entry: Entry, lines: Mapping[str, str] | None = None) -> Callable[..
     def call(*args: Any) -> Any:
         return function(list(args))
 
-    return torch._dynamo.disable(call, reason="do not trace AOT-compiled graph")
+    chosen = direct(call, graphs.get("inference"), facts, len(facts.input_info))
+    return torch._dynamo.disable(chosen, reason="do not trace AOT-compiled graph")
 
 
 def said_by(entry: Entry) -> list[GraphRecord]:

@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ferrite import caching, pipeline
 from ferrite.artifact.compiled import CompiledGraph
+from ferrite.artifact.direct import direct
 from ferrite.collection import without_collection
 from ferrite.errors import UserFault
 from ferrite.failure import FerriteError
@@ -69,7 +70,11 @@ class Compilation:
             caching.watching(lookup, self.made, self.record),
         ):
             function = run_aot(module, inputs)
-        return Package.of(function, lookup) if lookup.outcome == "package" else function
+        if lookup.outcome == "package":
+            return Package.of(function, lookup)
+        if not self.is_guarded or not isinstance(module, GraphModule):
+            return function
+        return direct(function, self.made.get("inference"), _facts(), len(inputs))
 
     def _edit_pre_grad(self, module: GraphModule, inputs: Sequence[Any]) -> GraphModule:
         trace.graph(f"ferrite graph {self.record.graph_id} before pre_grad", module, trace.pre_grad_log)
@@ -134,6 +139,12 @@ class Compilation:
 
 
 _LOUD = {"forward": "FORWARDS", "backward": "BACKWARDS", "inference": "INFERENCE"}
+
+
+def _facts() -> Any:
+    """What AOTAutograd knows of the function that it works at, if Dynamo called."""
+    context = TracingContext.try_get()
+    return context.fw_metadata if context is not None else None
 
 
 def _donated(context: TracingContext | None) -> frozenset[int]:

@@ -65,6 +65,7 @@ class CompiledGraph:
     stored: tuple[StoredProgram, ...] = ()  # the kernels, if the program is without them
     built: Code | None = None  # machine code of the kernels, once there is some
     run: Callable[[list[Any]], Any] | None = field(init=False, default=None, repr=False)
+    body: Callable[[list[Any]], Any] = field(init=False, repr=False)  # `run` without marks for a profiler
     check: Callable[[Any], None] | None = field(init=False, default=None, repr=False)
     refused: dict[str, str] = field(init=False, default_factory=dict)  # kernels without machine code, and why
     peak: int | None = field(init=False, default=None)  # bytes that a call needs at most, if memory was planned
@@ -98,6 +99,7 @@ class CompiledGraph:
             body = self._native_body(kernels)
             if body is None:
                 body = load(self.program, self.code, self.constants, kernels.functions, resolve, _callable)
+            self.body = body
             self.run = _with_profiler_scope(body, lambda: f"ferrite {self.program.name} {self.key[:12]}")
             self.run.compiled = self  # type: ignore[attr-defined]
             self.run.alive = self._alive  # type: ignore[attr-defined]
