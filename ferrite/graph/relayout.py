@@ -2,7 +2,8 @@
 
 `relayout` walks a graph once. A caller may ask that an operand has a memory format: a copy is inserted, one for all who
 ask for it. Whatever reads a value that moved gets a new fake value, and may move too. An op that may look at strides
-(a custom op, a function that control flow calls, `as_strided`) is handed a copy that lies as the trace had it.
+(a custom op, a function that control flow calls, `as_strided`, attention) is handed a copy that lies as the trace had
+it.
 
 Note [Follows]
     Sizes and dtypes stay, only strides change. To run an op on fake tensors for that takes 0.2 to 7 ms, so the results
@@ -35,6 +36,10 @@ Wanted = Callable[[Node], Mapping[int, torch.memory_format]]
 _STRIDES_MATTER = frozenset({
     aten.as_strided.default, aten.as_strided_.default, aten.as_strided_scatter.default, aten.resize.default,
     aten.resize_as.default, aten.view.default, aten.view.dtype, aten._unsafe_view.default,
+    # These take the last dimension for one that lies in a row, without a look.
+    aten._scaled_dot_product_flash_attention_for_cpu.default,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
+    aten.mkldnn_rnn_layer.default, aten.mkldnn_rnn_layer_backward.default,
 })  # fmt: skip
 _SAME = frozenset({aten.detach.default, aten.alias.default})
 _FOLLOWS = frozenset({
