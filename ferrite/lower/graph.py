@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
@@ -39,6 +39,7 @@ from ferrite.lower.sizes import Sizes
 from ferrite.lower.table import Row
 from ferrite.lower.value import (
     TORCH_DTYPES,
+    After,
     Built,
     Draw,
     Result,
@@ -409,21 +410,25 @@ class _OneGraph:
             value.is_view = True
         return views[0] if isinstance(made, Tensor) else tuple(views)
 
-    def _parts(self, node: Node, made: Sequence[Tensor | None]) -> tuple[_Value, ...]:
-        """Several results. If one of them holds a reduction, those that are read are stored at once, by one kernel;
-        otherwise each is a value on its own."""
+    def _parts(self, node: Node, made: Sequence[Tensor | After | None]) -> tuple[_Value, ...]:
+        """Several results, first those that are made of no other. If one of them holds a reduction, all that are read
+        are stored at once, by one kernel for each box; otherwise each is a value on its own."""
         fakes = node.meta["val"]
         read = {_part_of(user) for user in node.users}
-        values = tuple(
-            self._lazy(node, self._expected(part, fakes[number]), number)
-            if part is not None and number in read
-            else _Value(node, part=number)
-            for number, part in enumerate(made)
-        )
-        stored = [value for value in values if value.is_lazy]
-        if any(value.cost.store_at_once for value in stored):
-            self._store(*stored)
-        return values
+        values = [_Value(node, part=number) for number in range(len(made))]
+
+        def add(parts: Mapping[int, Tensor]) -> None:
+            for number, part in parts.items():
+                values[number] = self._lazy(node, self._expected(part, fakes[number]), number)
+            added = [values[number] for number in parts]
+            if any(value.cost.store_at_once for value in added):
+                self._store(*added)
+
+        add({n: part for n, part in enumerate(made) if n in read and isinstance(part, Tensor)})
+        for number, part in enumerate(made):
+            if number in read and isinstance(part, After):
+                add({number: part.make(*(values[n].tensor or made[n] for n in part.parts))})
+        return tuple(values)
 
     def _expected(self, made: Tensor, fake: torch.Tensor) -> Tensor:
         """The row's tensor, with the dtype and sizes that tracing promised; anything else is the row's fault."""

@@ -22,6 +22,7 @@ from ferrite.loops.nodes import Expr
 from ferrite.lower.reduce import converted, moments, number_of, total_of
 from ferrite.lower.table import lowers
 from ferrite.lower.value import (
+    After,
     Result,
     Tensor,
     accumulator,
@@ -39,7 +40,7 @@ from ferrite.lower.value import (
 
 aten = torch.ops.aten
 
-Parts = tuple[Tensor | None, ...]
+Parts = tuple[Tensor | After | None, ...]
 Mask = Sequence[bool]
 
 
@@ -238,9 +239,10 @@ def empty(entry: Result) -> Tensor:
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch norm by its own statistics: the result, what is saved for backward, and what running statistics see."""
+    """A batch norm by its own statistics: the result, what is saved for backward, and what running statistics see.
+    What is saved are the parts behind the result: this is made of them, so that x is summed up once."""
 
-    normal: Tensor
+    normal: After
     saved_mean: Tensor
     saved_rstd: Tensor
     mean: Tensor
@@ -257,7 +259,7 @@ def by_batch(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, 
     variance = cast(divided(m2, x, all_but_channels(x)).body, f64)
     rstd = apply("div", const(1, f64), apply("sqrt", apply("add", variance, const(eps, f64))))
     saved_mean, saved_rstd = converted(mean, saved), Tensor(m2.axes, cast(rstd, saved))
-    normal = shifted(x, saved_mean, saved_rstd, weight, bias)
+    normal = After((1, 2), lambda mean, rstd: shifted(x, mean, rstd, weight, bias))
     return Batch(normal, saved_mean, saved_rstd, mean, m2)
 
 
@@ -369,18 +371,18 @@ def batch_norm_backward(
     total = total_of(slope, dims, False, compute)
     along = total_of(product_of(slope, normal), dims, False, compute)
 
-    def to_input() -> Tensor:
+    def to_input(along: Tensor, total: Tensor) -> Tensor:
         passed = slope
         if train:
             means = (by_channel(divided(summed, x, dims), x) for summed in (total, along))
             passed = past_statistics(slope, normal, *means)
         return weighted(product_of(passed, scale), channel_parameter(weight, x))
 
-    return (
-        kept(to_input, mask[0], result[0]),
-        kept(lambda: along, mask[1], result[1]),
-        kept(lambda: total, mask[2], result[2]),
-    )
+    of_weight, of_bias = kept(lambda: along, mask[1], result[1]), kept(lambda: total, mask[2], result[2])
+    of_input: Tensor | After | None = kept(lambda: to_input(along, total), mask[0], result[0])
+    if mask[0] and mask[1] and mask[2] and result[1].dtype is result[2].dtype is compute:  # halves round what is stored
+        of_input = After((1, 2), lambda *sums: converted(to_input(*sums), result[0].dtype))
+    return of_input, of_weight, of_bias
 
 
 @lowers(aten.batch_norm_backward.default)

@@ -71,6 +71,15 @@ class Built:
     nests: tuple[Nest, ...]
 
 
+@dataclass(frozen=True, eq=False)
+class After:
+    """A result that is made of other results of its op, `parts` by number. `make` is given each as it lies in memory,
+    or as the row gave it if nobody reads it."""
+
+    parts: tuple[int, ...]
+    make: Callable[..., Tensor]
+
+
 @dataclass(frozen=True)
 class Result:
     """What eager would give, for rows that ask: sizes, strides and dtype of one result."""
