@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from ferrite.artifact.dispatch import CPU, DTYPES, Form, Handle, Item, Items, Size, Some, Text, Word, bits_of, form_of
 from ferrite.artifact.host_values import ALLOCATE, HOLD, PART, Shape, Value, filled, infer
 from ferrite.artifact.kernels import Kernels, NativeKernel, is_forked
 from ferrite.artifact.plan_memory import locals_of, plan
@@ -52,11 +53,6 @@ from ferrite.native import machine
 from ferrite.syntax import Ref, refs
 
 BEHIND_HEADER = object.__basicsize__
-CPU = 0
-_DTYPES = {
-    torch.uint8: 0, torch.int8: 1, torch.int16: 2, torch.int32: 3, torch.int64: 4, torch.float16: 5, torch.float32: 6,
-    torch.float64: 7, torch.bool: 11, torch.bfloat16: 15,
-}  # fmt: skip
 
 # Products that write into memory they are given: their shim, and the names of trailing floats with what they are if
 # they are not given.
@@ -109,6 +105,7 @@ class _Assembler:
         self.code: list[int] = []
         self.owned: list[int] = []  # slots of handles to give back
         self.launches: dict[int, _Launched] = {}  # by place in the code
+        self.again: dict[int, _PythonCall] = {}  # by place in the code: the same call in Python
         self.divisions: set[int] = set()  # places in the code
         self.take = -1  # place in the code
         self.alive: list[Any] = [constants, kernels]  # what the words point to
@@ -198,7 +195,7 @@ class _Assembler:
         elif call.target == HOLD:
             value, source = self.values[call.result], self._handle(call.args[0].name)
             value.handle, value.is_owned = self.owned_slot(), True
-            python = self._python_object(call, [value])
+            python = self.constant(id(self._python_call(call, [value])))
             _, strides, dims = self._shape(value)
             self.call(
                 "ferrite_hold", source, _address(value.handle), strides, dims, _address(machine.THREAD), python,
@@ -210,8 +207,12 @@ class _Assembler:
             for result in results:
                 if result is not None:
                     result.handle, result.is_owned = self.owned_slot(), True
-            python = self._python_object(call, results)
-            self.call("ferrite_python", _address(machine.THREAD), python, machine.FRAME, checked=True)
+            form = form_of(call)
+            if form is None:
+                python = self.constant(id(self._python_call(call, results)))
+                self.call("ferrite_python", _address(machine.THREAD), python, machine.FRAME, checked=True)
+            else:
+                self._write_dispatch(call, form, results)
             for result in results:
                 if result is not None and result.asked is not None:
                     self._ask_sizes(result.handle, result.asked)
@@ -223,14 +224,66 @@ class _Assembler:
             slot = self.computed[size] = self.slot()
             self.call("aoti_torch_get_size", handle, self.constant(dim), _address(slot), checked=True)
 
-    def _python_object(self, call: Call, results: Sequence[Value | None]) -> int:
-        """The slot of an object that does a call in Python."""
+    def _python_call(self, call: Call, results: Sequence[Value | None]) -> _PythonCall:
+        """An object that does a call in Python."""
         names = list(dict.fromkeys(refs((call.args, call.kwargs))))
         tensors = {name: self._handle(name) for name in names if name in self.values}
         numbers = {name: self.number(self.numbers[name]) for name in names if name in self.numbers}
         made = _PythonCall(call, tensors, numbers, [None if value is None else value.handle for value in results])
         self.alive.append(made)
-        return self.constant(id(made))
+        return made
+
+    def _write_dispatch(self, call: Call, form: Form, results: Sequence[Value | None]) -> None:
+        """An operator through the dispatcher. If it fails, Python calls it again and raises what eager would."""
+        again = self._python_call(call, results)
+        stack = self.array([0] * form.length)
+        for place, item in enumerate(form.words, stack):
+            self._put(place, item)
+        name, overload = self._text(form.name), self._text(form.overload)
+        self.again[len(self.code)] = again
+        self.call("aoti_torch_call_dispatcher", name, overload, _address(stack), checked=True)
+        given = list(range(stack, stack + len(results)))
+        if form.gives_list:
+            given = [self.slot() for _ in results]
+            for number, place in enumerate(given):
+                self.call("torch_list_get_item", stack, self.constant(number), _address(place), checked=True)
+            self.call("torch_delete_list", stack)
+        for place, result in zip(given, results, strict=True):
+            if result is None or result.handle is None:
+                self.call("aoti_torch_delete_tensor_object", place)
+            else:
+                self.call("ferrite_given", place, _address(result.handle), checked=True)
+
+    def _put(self, slot: int, item: Item) -> None:
+        """The word of an argument, as the dispatcher takes it, in a slot that no other call uses."""
+        match item:
+            case Word(value=value):
+                self.template[slot] = value
+            case Handle(name=name):
+                self.call("aoti_torch_new_tensor_handle", self._handle(name), _address(slot), checked=True)
+            case Size(name=name):
+                self.move(slot, self.number(self.numbers[name]))
+            case Text(content=content):
+                length = self.constant(len(content.encode()))
+                self.call("torch_new_string_handle", self._text(content), length, _address(slot), checked=True)
+            case Items(items=items):
+                words = self.array([0] * max(len(items), 1))
+                for place, inner in enumerate(items, words):
+                    self._put(place, inner)
+                self.call("ferrite_list", self.constant(len(items)), _address(words), _address(slot), checked=True)
+            case Some(item=inner):
+                word = self.array([0])
+                self._put(word, inner)
+                self.call("ferrite_some", word, _address(slot), checked=True)
+
+    def _text(self, content: str) -> int:
+        """The slot of the address of a text that ends in a zero."""
+        key = ("text", content)
+        if key not in self.known:
+            held = ctypes.create_string_buffer(content.encode())
+            self.alive.append(held)
+            self.known[key] = self.constant(ctypes.addressof(held))
+        return self.known[key]
 
     def _write_own(self, call: Call) -> None:
         """Memory in the block or a tensor, and what writes there."""
@@ -240,7 +293,7 @@ class _Assembler:
         if call.target in _PRODUCTS:
             name, words = _PRODUCTS[call.target]
             operands = [self._handle(arg.name) for arg in call.args if isinstance(arg, Ref)]
-            floats = [self.constant(_bits(float(call.kwargs.get(word, default)))) for word, default in words]
+            floats = [self.constant(bits_of(float(call.kwargs.get(word, default)))) for word, default in words]
             self.call(name, self._handle(call.result), *operands, floats=floats, checked=True)
 
     def _allocate(self, value: Value) -> None:
@@ -343,7 +396,7 @@ class _Assembler:
         )
 
     def _link(self, cleaner: int, result: int) -> Callable[[list[Any]], tuple[Any, ...]]:
-        raiser = _Raiser(self.launches, self.divisions, self.take, self.program)
+        raiser = _Raiser(self.launches, self.again, self.divisions, self.take, self.program)
         self.alive.append(raiser)
         self.template[self.handler] = id(raiser)
         start = machine.HEADER + len(self.template)
@@ -437,9 +490,9 @@ class _Assembler:
 
     def _kind(self, value: Value) -> tuple[int, int, int]:
         """Operands: type and device."""
-        if value.dtype not in _DTYPES:
+        if value.dtype not in DTYPES:
             raise Unsupported(f"tensors of {value.dtype}")
-        return self.constant(_DTYPES[value.dtype]), self.constant(CPU), self.constant(0)
+        return self.constant(DTYPES[value.dtype]), self.constant(CPU), self.constant(0)
 
     def _handle(self, name: str) -> int:
         """The slot of a value's handle, which is made here if the value lies in the block."""
@@ -614,9 +667,15 @@ class _Raiser:
     """Called with the address of a frame whose program failed: raises what eager would."""
 
     def __init__(
-        self, launches: Mapping[int, _Launched], divisions: Collection[int], take: int, program: HostProgram
+        self,
+        launches: Mapping[int, _Launched],
+        again: Mapping[int, _PythonCall],
+        divisions: Collection[int],
+        take: int,
+        program: HostProgram,
     ) -> None:
         self.launches = launches
+        self.again = again
         self.divisions = divisions
         self.take = take
         self.name = program.name
@@ -627,6 +686,10 @@ class _Raiser:
             raise ZeroDivisionError("integer division or modulo by zero")
         if place == self.take:
             raise RuntimeError(f"not enough memory: the inner buffers of {self.name} could not be allocated")
+        if place in self.again:
+            said = _last_error()
+            self.again[place](frame)
+            raise RuntimeError(said)
         if place not in self.launches:
             raise RuntimeError(_last_error() or f"a call of {self.name} failed")
         launched = self.launches[place]
@@ -661,7 +724,9 @@ def _machine() -> Any:
     torch_library, _ = _libraries()
     of_python = ("PyEval_RestoreThread", "PyEval_SaveThread", "PyLong_FromLongLong", "PyObject_CallOneArg",
                  "PyErr_Occurred", "Py_DecRef")  # fmt: skip
-    of_torch = (machine.GET_THREADS, "aoti_torch_get_sizes", "aoti_torch_get_strides", "aoti_torch_new_tensor_handle")
+    of_torch = (machine.GET_THREADS, "aoti_torch_get_sizes", "aoti_torch_get_strides", "aoti_torch_new_tensor_handle",
+                "aoti_torch_is_defined", "aoti_torch_delete_tensor_object", "torch_new_stable_ivalue",
+                "torch_new_list_reserve_size", "torch_list_push_back")  # fmt: skip
     imports = machine.outside(dict.fromkeys(of_python, ctypes.pythonapi) | dict.fromkeys(of_torch, torch_library))
     made = machine.machine(imports)
     alone = ctypes.c_int32.from_address(made.address("ferrite_alone"))
@@ -720,7 +785,3 @@ def _names_in(step: Any) -> list[str]:
         case Return():
             return list(refs(step.value))
     return []
-
-
-def _bits(value: float) -> int:
-    return int(struct.unpack("q", struct.pack("d", value))[0])

@@ -24,6 +24,9 @@ registers and stack places of their own, and the caller clears the stack.
     ferrite_raise(object, frame)           the same, to find words for a failure, unless it has an exception already
     ferrite_hold(handle, to, strides, dims, thread, object, frame)
                                            a handle of the tensor if it lies as promised, else as the object does it
+    ferrite_list(count, words, to)         a list for the dispatcher
+    ferrite_some(word, to)                 an optional for the dispatcher that is there
+    ferrite_given(handle, to)              what the dispatcher gave; null if that is no tensor
     ferrite_threads()                      how many threads kernels may use: one in a forked child
 """
 
@@ -48,7 +51,8 @@ BLOCK_HEADER = 64  # bytes in front of a block, which hold its length
 
 EXPORTS = (
     "ferrite_enter", "ferrite_take", "ferrite_give", "ferrite_drop", "ferrite_resume", "ferrite_python",
-    "ferrite_raise", "ferrite_hold", "ferrite_threads", "ferrite_alone", "ferrite_kept",
+    "ferrite_raise", "ferrite_hold", "ferrite_list", "ferrite_some", "ferrite_given", "ferrite_threads",
+    "ferrite_alone", "ferrite_kept",
 )  # fmt: skip
 
 
@@ -101,7 +105,9 @@ GET_THREADS = "_ZN2at15get_num_threadsEv"
 
 
 def machine_text(triple: str) -> str:
-    return "\n".join([f'target triple = "{triple}"', _DECLARATIONS, _ENTER, _run_text(), _MEMORY, _PYTHON, _THREADS])
+    return "\n".join(
+        [f'target triple = "{triple}"', _DECLARATIONS, _ENTER, _run_text(), _MEMORY, _PYTHON, _DISPATCH, _THREADS]
+    )
 
 
 _DECLARATIONS = f"""
@@ -118,6 +124,11 @@ declare void @Py_DecRef(ptr)
 declare i32 @aoti_torch_get_sizes(ptr, ptr)
 declare i32 @aoti_torch_get_strides(ptr, ptr)
 declare i32 @aoti_torch_new_tensor_handle(ptr, ptr)
+declare i32 @aoti_torch_is_defined(ptr, ptr)
+declare i32 @aoti_torch_delete_tensor_object(ptr)
+declare i32 @torch_new_stable_ivalue(ptr)
+declare i32 @torch_new_list_reserve_size(i64, ptr)
+declare i32 @torch_list_push_back(ptr, i64)
 declare i32 @{GET_THREADS}()
 declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
 """
@@ -455,6 +466,55 @@ other:
   ret i32 %copied
 bad:
   ret i32 1
+}
+"""
+
+_DISPATCH = """
+define i32 @ferrite_list(i64 %count, ptr %words, ptr %to) {
+  %status = call i32 @torch_new_list_reserve_size(i64 %count, ptr %to)
+  %failed = icmp ne i32 %status, 0
+  br i1 %failed, label %end, label %start
+start:
+  %list = load ptr, ptr %to, align 8
+  br label %next
+next:
+  %n = phi i64 [ 0, %start ], [ %n_next, %push ]
+  %done = icmp eq i64 %n, %count
+  br i1 %done, label %end, label %push
+push:
+  %word_at = getelementptr i64, ptr %words, i64 %n
+  %word = load i64, ptr %word_at, align 8
+  %ignored = call i32 @torch_list_push_back(ptr %list, i64 %word)
+  %n_next = add i64 %n, 1
+  br label %next
+end:
+  ret i32 %status
+}
+define i32 @ferrite_some(i64 %word, ptr %to) {
+  %status = call i32 @torch_new_stable_ivalue(ptr %to)
+  %failed = icmp ne i32 %status, 0
+  br i1 %failed, label %end, label %fill
+fill:
+  %cell = load ptr, ptr %to, align 8
+  store i64 %word, ptr %cell, align 8
+  br label %end
+end:
+  ret i32 %status
+}
+define i32 @ferrite_given(ptr %handle, ptr %to) {
+  %answer = alloca i8, align 1
+  store i8 0, ptr %answer, align 1
+  %status = call i32 @aoti_torch_is_defined(ptr %handle, ptr %answer)
+  %flag = load i8, ptr %answer, align 1
+  %defined = icmp ne i8 %flag, 0
+  br i1 %defined, label %keep, label %drop
+keep:
+  store ptr %handle, ptr %to, align 8
+  ret i32 %status
+drop:
+  %ignored = call i32 @aoti_torch_delete_tensor_object(ptr %handle)
+  store ptr null, ptr %to, align 8
+  ret i32 %status
 }
 """
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 import ferrite
+from ferrite.artifact import native_host
 from ferrite.artifact.native_host import kept_memory
 from tests.behaviour.compare import STRICT, compare, sharing
 
@@ -63,7 +64,8 @@ def the_same_again(x: Tensor, w: Tensor) -> tuple[Any, ...]:
 def several_parts(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
     values, order = (x @ w).sort(dim=1)
     first, second = (values * 2).split([3, 5], dim=1)
-    return first.exp() + 1, second.sum(), order * 2
+    left, _, right = torch.linalg.svd(x @ w).S.split(2)[:3]
+    return first.exp() + 1, second.sum(), order * 2, left @ right
 
 
 def fourier(x: Tensor, w: Tensor) -> Tensor:
@@ -93,9 +95,17 @@ def heads(x: Tensor, w: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(parts, parts.cos(), parts + 1).exp()
 
 
-FUNCTIONS = (
-    kernels_only, products, views, the_same_again, several_parts, fourier, kept_by_somebody, in_place, pictures, heads,
-)  # fmt: skip
+def bags(x: Tensor, w: Tensor) -> Tensor:
+    return F.embedding_bag(IDS, x.sin(), torch.tensor([0, 2]), mode="mean", per_sample_weights=None) * 2
+
+
+def strings_and_lists(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    solution = torch.linalg.solve_triangular(w.triu() + 9 * torch.eye(8), x.t(), upper=True)
+    return torch.linalg.qr(x.t(), mode="complete").R + 1, solution, torch.bucketize(x, w[0].sort().values)
+
+
+DOORS = (several_parts, pictures, heads, bags, strings_and_lists)
+FUNCTIONS = (kernels_only, products, views, the_same_again, fourier, kept_by_somebody, in_place, *DOORS)
 
 
 def refusals() -> list[str]:
@@ -123,6 +133,48 @@ def test_as_eager_and_bit_for_bit_as_python(function: Callable[..., Any]) -> Non
             assert torch.equal(one, other)
             assert (one.stride(), one.storage_offset()) == (other.stride(), other.storage_offset())
     compare(function, X, W)
+
+
+@pytest.fixture
+def called_in_python(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The ops that programs call in Python."""
+    calls: list[str] = []
+
+    class Seen(native_host._PythonCall):
+        def __call__(self, frame: int) -> None:
+            calls.append(self.call.target)
+            super().__call__(frame)
+
+    monkeypatch.setattr(native_host, "_PythonCall", Seen)
+    return calls
+
+
+@pytest.mark.parametrize("function", DOORS, ids=lambda function: function.__name__)
+def test_library_ops_run_without_python(function: Callable[..., Any], called_in_python: list[str]) -> None:
+    compiled = torch.compile(function, backend="ferrite", options=STRICT)
+    with torch.no_grad():
+        compiled(X, W)
+    assert [op for op in called_in_python if op != "ferrite.host.calls.with_strides"] == []
+
+
+def test_gradients_of_library_ops_run_without_python(called_in_python: list[str]) -> None:
+    """Attention wants other strides than convolutions like. Nobody wants the gradient of the first convolution's input:
+    the op gives no tensor in its place."""
+    module = torch.nn.Sequential(torch.nn.Conv2d(1, 8, 3), torch.nn.ReLU(), torch.nn.Conv2d(8, 4, 3, groups=2))
+
+    def function(x: Tensor) -> Tensor:
+        made = module(x).flatten(2).unsqueeze(1)
+        return F.scaled_dot_product_attention(made, made * 2, made).sum()
+
+    compiled = torch.compile(function, backend="ferrite", options=STRICT)
+    gradients = []
+    for called in (function, compiled):
+        module.zero_grad()
+        called(torch.arange(800.0).remainder(7).view(8, 1, 10, 10) / 7).backward()
+        gradients.append([parameter.grad for parameter in module.parameters()])
+    assert refusals() == []
+    assert [op for op in called_in_python if op != "ferrite.host.calls.with_strides"] == []
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
 
 
 def test_what_a_custom_op_keeps_is_not_written_again() -> None:

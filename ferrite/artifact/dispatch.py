@@ -1,0 +1,180 @@
+"""How the machine calls an operator through PyTorch's dispatcher: one word for each argument of the operator's schema.
+
+    form_of(call)     what the words are; None if an argument has no word, and the operator is called in Python
+
+A form is data; `native_host.py` writes the instructions that make its words. The dispatcher takes what it is given: a
+handle, a list, an optional and a text are made anew for each call. It gives handles, the first in the first
+word, or one list of them.
+
+What has no form: numbers of unknown type (`Scalar`), generators, operators that write to their arguments (one
+that failed is called again, for its exception) or that give anything but tensors, and custom operators, which belong to
+Python.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from ferrite.errors import Unsupported
+from ferrite.graph.names import resolve
+from ferrite.host.nodes import Call
+from ferrite.syntax import Named, Ref
+
+DTYPES = {
+    torch.uint8: 0, torch.int8: 1, torch.int16: 2, torch.int32: 3, torch.int64: 4, torch.float16: 5, torch.float32: 6,
+    torch.float64: 7, torch.bool: 11, torch.bfloat16: 15,
+}  # fmt: skip
+CPU = 0
+_FORMATS = {torch.contiguous_format: 0, torch.preserve_format: 1, torch.channels_last: 2, torch.channels_last_3d: 3}
+_LIST = ("List[Tensor]",)
+_NAMESPACES = ("aten.", "mkldnn.")
+
+
+@dataclass(frozen=True)
+class Word:
+    """A number, as bits; 0 stands for None too."""
+
+    value: int
+
+
+@dataclass(frozen=True)
+class Handle:
+    """A tensor of the program."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Size:
+    """A whole number of the program."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Text:
+    content: str
+
+
+@dataclass(frozen=True)
+class Items:
+    """A list."""
+
+    items: tuple[Item, ...]
+
+
+@dataclass(frozen=True)
+class Some:
+    """What is optional and there."""
+
+    item: Item
+
+
+Item = Word | Handle | Size | Text | Items | Some
+
+
+@dataclass(frozen=True)
+class Form:
+    """A call as the dispatcher takes it."""
+
+    name: str
+    overload: str
+    words: tuple[Item, ...]
+    results: int  # how many words it gives
+    gives_list: bool  # one word, a list of tensors
+
+    @property
+    def length(self) -> int:
+        return max(len(self.words), self.results, 1)
+
+
+def form_of(call: Call) -> Form | None:
+    if not call.target.startswith(_NAMESPACES):
+        return None
+    op = resolve(call.target)
+    if not isinstance(op, OpOverload) or not _is_plain(op):
+        return None
+    try:
+        words = [_word(kind, value) for kind, value in zip(_kinds(op), _arguments(call, op), strict=True)]
+    except Unsupported:
+        return None
+    kinds = _given(op)
+    return Form(op._schema.name, op._schema.overload_name, tuple(words), len(kinds), kinds == _LIST)
+
+
+@cache
+def _is_plain(op: OpOverload) -> bool:
+    """Whether it writes to nothing that it is given and gives tensors only."""
+    writes = any(each.alias_info is not None and each.alias_info.is_write for each in op._schema.arguments)
+    return not writes and (_given(op) == _LIST or all(kind == "Tensor" for kind in _given(op)))
+
+
+def _given(op: OpOverload) -> tuple[str, ...]:
+    return tuple(str(each.type) for each in op._schema.returns)
+
+
+@cache
+def _kinds(op: OpOverload) -> tuple[str, ...]:
+    return tuple(str(each.real_type) for each in op._schema.arguments)
+
+
+def _arguments(call: Call, op: OpOverload) -> Sequence[Any]:
+    """Values in the order of the schema. Raises `Unsupported` if they are not those of the schema."""
+    expected = op._schema.arguments
+    positional = sum(not each.kwarg_only for each in expected)
+    if len(call.args) > positional or not call.kwargs.keys() <= {each.name for each in expected}:
+        raise Unsupported("arguments that are not those of the schema")
+    found: list[Any] = list(call.args)
+    for each in expected[len(call.args) :]:
+        if each.name in call.kwargs:
+            found.append(call.kwargs[each.name])
+        elif each.has_default_value():
+            found.append(each.default_value)
+        else:
+            raise Unsupported(f"no argument {each.name}")
+    return found
+
+
+def _word(kind: str, value: Any) -> Item:
+    """`kind`: as the schema has it, `List[int]`. Raises `Unsupported` for what has no word."""
+    value = resolve(value.path) if isinstance(value, Named) else value
+    outer, _, inner = kind.removesuffix("]").partition("[")
+    match outer, value:
+        case "Optional", None:
+            return Word(0)
+        case "Optional", _:
+            return Some(_word(inner, value))
+        case "List", list() | tuple():
+            return Items(tuple(_word(inner, item) for item in value))
+        case "Tensor", Ref(name=name):
+            return Handle(name)
+        case "int", Ref(name=name):
+            return Size(name)
+        case (("int" | "bool"), bool() | int()):
+            return Word(int(value))
+        case "float", bool() | int() | float():
+            return Word(bits_of(float(value)))
+        case "str", str():
+            return Text(value)
+        case "ScalarType", torch.dtype() if value in DTYPES:
+            return Word(DTYPES[value])
+        case "ScalarType", int():  # a default
+            return Word(value)
+        case "MemoryFormat", torch.memory_format():
+            return Word(_FORMATS[value])
+        case "Device", torch.device(type="cpu", index=index):
+            return Word(CPU << 32 | (0xFFFFFFFF if index is None else index))
+        case "Layout", torch.layout() if value is torch.strided:
+            return Word(0)
+    raise Unsupported(f"a {kind} that is {value!r}")
+
+
+def bits_of(value: float) -> int:
+    return int(struct.unpack("q", struct.pack("d", value))[0])
