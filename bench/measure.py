@@ -61,6 +61,7 @@ class Job:
     backend: str | None = None  # None is eager, without torch.compile
     options: Mapping[str, Any] = field(default_factory=dict)
     dynamic: bool | None = None
+    keeps_trace: bool = False  # Dynamo keeps what it made in its own store (docs/cache.md, "Without Dynamo")
     turn_seconds: float = 0.5  # how long one turn of steady calls lasts, at least
 
     def __post_init__(self) -> None:
@@ -114,6 +115,12 @@ class ModelMeasurement:
         self.training = self.job.mode == "training"
         example = self.entry.build(self.job.size, training=self.training)
         self.module, self.inputs = example.module, example.inputs
+        options = dict(self.job.options)
+        if self.job.keeps_trace:
+            from bench.plain_results import PlainResults, without_defaults
+
+            torch._dynamo.config.caching_precompile = True
+            self.module, options["guard_filter_fn"] = PlainResults(self.module), without_defaults
         self.warm = False
         give_back_freed_memory()
         self.held_at_start = resident_memory()
@@ -126,11 +133,14 @@ class ModelMeasurement:
             self.compiled = torch.compile(
                 self.module,
                 backend=self.job.backend,
-                options=dict(self.job.options) or None,
+                options=options or None,
                 dynamic=self.job.dynamic,
             )
         self.call()
-        return {"first_call": time.perf_counter() - before, "first_call_cpu": time.process_time() - before_cpu}
+        metrics = {"first_call": time.perf_counter() - before, "first_call_cpu": time.process_time() - before_cpu}
+        if self.job.keeps_trace and not torch._dynamo.utils.counters["dynamo_cache"]["dynamo_cache_hit"]:
+            torch.compiler.save_cache_artifacts()
+        return metrics
 
     def call(self) -> object:
         """One call as a user would make it; what it returns is eager's to check."""
