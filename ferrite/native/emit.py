@@ -21,6 +21,7 @@ from ferrite.loops.rewrite import children, loaded_in, walk
 from ferrite.loops.shapes import linear
 from ferrite.native.builder import Builder, Value, pointer, scalar
 from ferrite.native.reduce import Reducer
+from ferrite.native.rows import MOST_COLUMNS, Kept, fold_rows, kept_values, sums_across
 from ferrite.native.scan import emit_scan
 from ferrite.native.scope import Groups, Lanes, Scope, even_ways
 from ferrite.native.target import Target
@@ -226,11 +227,29 @@ class _Work:
             self._over_lanes(loop, shape, scope, start, stop)
 
     def _over_lanes(self, loop: Loop, shape: Shape, scope: Scope, start: Value, stop: Value) -> None:
+        """All at once, or as many columns as sums across rows are kept for."""
+        b, axis = self.b, shape.vector
+        assert axis is not None
+        body = [part for part in loop.body if not isinstance(part, Loop)]
+        sums = sums_across([*self.loop.axes, *loop.axes], body, axis)
+        self._hoist(loop, scope, axis)
+        if not sums:
+            self._between(loop, shape, scope, start, stop, {})
+            return
+        lanes = shape.lanes(b.target.vector_bytes)
+        is_even = Groups(axis.extent, lanes, 1).left == 0
+        with b.loop(start, stop, MOST_COLUMNS) as here:
+            here.next()
+            end, inside = b.minimum(b.add(here.index, MOST_COLUMNS), stop), scope.inner()
+            vector = Lanes(axis, here.index, lanes, 1)
+            kept = fold_rows(self.evaluator, sums, vector, end, is_even=is_even, scope=inside)
+            self._between(loop, shape, inside, here.index, end, kept)
+
+    def _between(self, loop: Loop, shape: Shape, scope: Scope, start: Value, stop: Value, kept: Kept) -> None:
         """Whole groups of vectors, then what is left, a vector at a time; under a mask if it may be less than one."""
         b, axis = self.b, shape.vector
         assert axis is not None
         lanes = shape.lanes(b.target.vector_bytes)
-        self._hoist(loop, scope, axis)
         groups = Groups(axis.extent, lanes, even_ways(axis.extent, lanes, shape.ways))
         whole = stop if groups.left == 0 else b.sub(stop, b.split(b.sub(stop, start), groups.size)[1])
         if groups.any:
@@ -238,13 +257,17 @@ class _Work:
             with b.loop(start, whole, groups.size) as here:
                 here.next()
                 vector = Lanes(axis, here.index, lanes, groups.ways)
-                self._body(loop, scope.inner(axes={axis: here.index}, vector=vector, ahead=ahead))
+                inside = scope.inner(axes={axis: here.index}, vector=vector, ahead=ahead)
+                inside.known.update(kept_values(self.evaluator, kept, start, vector))
+                self._body(loop, inside)
         if groups.left != 0:
             with b.loop(whole, stop, lanes) as here:
                 here.next()
                 mask = None if groups.are_vectors_left else b.tail(b.sub(stop, here.index), lanes, 1).mask
                 vector = Lanes(axis, here.index, lanes, 1)
-                self._body(loop, scope.inner(axes={axis: here.index}, vector=vector, mask=mask))
+                inside = scope.inner(axes={axis: here.index}, vector=vector, mask=mask)
+                inside.known.update(kept_values(self.evaluator, kept, start, vector))
+                self._body(loop, inside)
 
     def _next_rows(self, loop: Loop, axis: Axis) -> dict[Buffer, int]:
         """What the next row starts with, for buffers that a reduction has read along the row and the loop reads again:

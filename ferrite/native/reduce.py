@@ -240,7 +240,7 @@ class Reducer(Evaluator):
 
     def _pass(self, fold: Combiner, node: Reduce, scope: Scope, change: Callable[[Value], Value]) -> Pass:
         b = self.b
-        wide = f32 if node.body.dtype.is_half else node.body.dtype
+        wide = wide_of(node)
         own, lanes, ways = None, 1, 1
         if scope.vector is not None:
             lanes, ways = scope.vector.lanes, scope.vector.ways
@@ -409,6 +409,11 @@ def _results_of(node: Reduce | Fold) -> list[Reduce | Fold]:
         return [Fold(node.combine, node.axes, node.values, number) for number in range(len(node.values))]
     names = [name for name, _ in REDUCTIONS[node.operation].results]
     return [Reduce(node.operation, node.axes, node.body, name) for name in names]
+
+
+def wide_of(node: Reduce) -> DType:
+    """What it combines in: halves in f32."""
+    return f32 if node.body.dtype.is_half else node.body.dtype
 
 
 def _looks_up(node: Tree) -> bool:
