@@ -37,7 +37,9 @@ from bench.zoo import Entry, Inputs
 from tests.models.expectations import NO_INPUT_GRADIENT
 
 BACKEND = os.environ.get("MODEL_TEST_BACKEND", "ferrite")
-SLACK = 3.0
+# A convolution in another layout is another algorithm of the library: the gradients of a small ResNet lie 1.1 to 1.5
+# times as far from float64 as eager's in the median, for three seeds; single ones up to 5 times.
+SLACK = 4.0
 SANE = 1e-5
 NEAR = 2e-6
 UNITS = 2.0
