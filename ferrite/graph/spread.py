@@ -220,13 +220,25 @@ def fill_alike(one: Any, other: Any) -> bool:
     """Whether two tensors stand at the same place of storages of one size."""
     if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
         return False
-    same_size = statically_known_true(one.untyped_storage().nbytes() == other.untyped_storage().nbytes())
+    first, second = _storage(one), _storage(other)
+    if first is None or second is None:
+        return False
+    same_size = statically_known_true(first.nbytes() == second.nbytes())
     return same_size and statically_known_true(one.storage_offset() == other.storage_offset())
+
+
+def _storage(value: torch.Tensor) -> torch.UntypedStorage | None:
+    """None for what functorch wraps, which shows no memory."""
+    try:
+        return value.untyped_storage()
+    except (NotImplementedError, RuntimeError):
+        return None
 
 
 def _storages(value: Any) -> set[int]:
     found = set()
     for leaf in tree_leaves(value):
         if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided:
-            found.add(leaf.untyped_storage()._cdata)
+            storage = _storage(leaf)
+            found.add(id(leaf) if storage is None else storage._cdata)
     return found

@@ -81,7 +81,7 @@ def test_distance_allows_the_rounding_of_eager(exact: Tensor) -> None:
 def test_distance_refuses_more(exact: Tensor) -> None:
     eager = trace_of(rounded(exact, units=4))
     with pytest.raises(AssertionError, match="from float64, allowed"):
-        compare(eager, trace_of(rounded(exact, units=20)), reference=trace_of(exact))
+        compare(eager, trace_of(rounded(exact, units=24)), reference=trace_of(exact))
 
 
 def test_distance_refuses_one_wrong_element(exact: Tensor) -> None:

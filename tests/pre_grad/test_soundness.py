@@ -14,6 +14,7 @@ from ferrite.graph.aliases import Aliases
 from ferrite.graph.arguments import bind, find
 from ferrite.graph.ledger import keep_ledger
 from ferrite.graph.soundness import Soundness
+from ferrite.graph.spread import fill_alike
 from ferrite.graph.text import show_graph
 from ferrite.graph.values import fake_mode_of
 from tests.pre_grad.harness import capture, keeps, rewrites, trace
@@ -694,3 +695,15 @@ class TestCopiesThatBecomeViews:
 
         graph = rewrites(straighten, function, [X], times=1).module.graph
         assert Aliases(graph).shares(find(graph, "sum")[0], find(graph, "view")[0])
+
+
+def test_tensors_that_functorch_wraps_show_no_memory() -> None:
+    seen = []
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        seen.append(fill_alike(x, x))
+        return x.sum()
+
+    torch.func.grad(function)(torch.ones(3))
+    assert seen == [False]
+    assert fill_alike(torch.ones(3), torch.ones(3))
