@@ -25,7 +25,7 @@ from ferrite.errors import Unsupported
 from ferrite.graph.names import resolve
 from ferrite.host import packed
 from ferrite.host.check import check_program
-from ferrite.host.nodes import HostProgram
+from ferrite.host.nodes import ALLOCATE, HostProgram
 from ferrite.host.python import PythonCode, emit, load
 from ferrite.host.text import show_program
 
@@ -176,7 +176,7 @@ def _taken(parcel: Parcel) -> dict[str, tuple[int, int] | None]:
 def _callable(path: str) -> Any:
     """What generated code calls: for a plain operator what its Python wrapper would call, one frame less. Memory is
     allocated by the function of torch's own binding, which takes a fifth of the time."""
-    if path == "aten.empty_strided.default":
+    if path == ALLOCATE:
         return torch.empty_strided
     found = resolve(path)
     return found._op if type(found) is OpOverload else found

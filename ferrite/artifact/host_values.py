@@ -21,7 +21,7 @@ from torch._ops import OpOverload
 from ferrite.errors import Malformed, Unsupported
 from ferrite.graph.names import resolve
 from ferrite.graph.text import read_type, split_type
-from ferrite.host.nodes import Call, HostProgram, Launch
+from ferrite.host.nodes import ALLOCATE, HOLD, Call, HostProgram, Launch
 from ferrite.loops import index as sizes_of_loops
 from ferrite.loops.index import Index, constant, divides, maximum, minimum, of_atom, product
 from ferrite.loops.index import size as symbol
@@ -35,8 +35,6 @@ VIEWS = frozenset({
     "aten.unsqueeze.default", "aten.squeeze.dim", "aten.squeeze.dims", "aten.expand.default", "aten.detach.default",
     "aten.alias.default", "aten.reshape.default", "aten.view.default",
 })  # fmt: skip
-ALLOCATE = "aten.empty_strided.default"
-HOLD = "ferrite.host.calls.with_strides"
 PART = "operator.getitem"
 
 
@@ -177,9 +175,9 @@ class _Known:
         if not all(name in values.tensors for name in names):
             raise Unsupported("values that are no tensors")
         if call.target == HOLD:
-            tensor, strides = call.args
+            tensor, strides, dtype = call.args
             source, meta = values.tensors[tensor.name], self.meta(tensor.name)
-            held = torch.empty_strided(meta.shape, strides, dtype=meta.dtype, device="meta")
+            held = torch.empty_strided(meta.shape, strides, dtype=resolve(dtype.path), device="meta")
             values.tensors[call.result] = self._value(held, source.root, source.offset.constant)
             return
         args, kwargs = filled((call.args, call.kwargs), self.meta)
@@ -285,11 +283,11 @@ class _Changing:
                 raise Unsupported(f"a tensor on {kind['device']}")
             values.tensors[call.result] = Value(call.result, kind["dtype"], sizes, strides)
         elif call.target == HOLD:
-            tensor, strides = call.args
+            tensor, strides, dtype = call.args
             source = values.tensors[tensor.name]
             steps = tuple(map(values.term, strides))
             sizes = self._ask(tensor.name, len(steps)) if source.sizes is None else source.sizes
-            values.tensors[call.result] = Value(source.root, source.dtype, sizes, steps, source.offset)
+            values.tensors[call.result] = Value(source.root, resolve(dtype.path), sizes, steps, source.offset)
         elif call.target in PRODUCTS:
             values.tensors[call.result] = self._product(call)
         else:

@@ -28,13 +28,13 @@ import torch
 from torch._ops import OpOverload
 
 from ferrite.artifact.dispatch import CPU, DTYPES, Form, Handle, Item, Items, Size, Some, Text, Word, bits_of, form_of
-from ferrite.artifact.host_values import ALLOCATE, HOLD, PART, Shape, Value, filled, infer
+from ferrite.artifact.host_values import PART, Shape, Value, filled, infer
 from ferrite.artifact.kernels import Kernels, NativeKernel, is_forked
 from ferrite.artifact.plan_memory import locals_of, plan
 from ferrite.errors import ToolFailed, Unsupported
 from ferrite.graph.names import resolve
 from ferrite.host.memory import in_lines
-from ferrite.host.nodes import Call, Free, HostProgram, Launch, Return
+from ferrite.host.nodes import ALLOCATE, HOLD, Call, Free, HostProgram, Launch, Return
 from ferrite.host.python import describe
 from ferrite.host.text import show_step
 from ferrite.loops.index import (
@@ -197,8 +197,9 @@ class _Assembler:
             value.handle, value.is_owned = self.owned_slot(), True
             python = self.constant(id(self._python_call(call, [value])))
             _, strides, dims = self._shape(value)
+            dtype, *_ = self._kind(value)
             self.call(
-                "ferrite_hold", source, _address(value.handle), strides, dims, _address(machine.THREAD), python,
+                "ferrite_hold", source, _address(value.handle), strides, dims, dtype, _address(machine.THREAD), python,
                 machine.FRAME, checked=True,
             )  # fmt: skip
         else:
@@ -724,8 +725,9 @@ def _machine() -> Any:
     torch_library, _ = _libraries()
     of_python = ("PyEval_RestoreThread", "PyEval_SaveThread", "PyLong_FromLongLong", "PyObject_CallOneArg",
                  "PyErr_Occurred", "Py_DecRef")  # fmt: skip
-    of_torch = (machine.GET_THREADS, "aoti_torch_get_sizes", "aoti_torch_get_strides", "aoti_torch_new_tensor_handle",
-                "aoti_torch_is_defined", "aoti_torch_delete_tensor_object", "torch_new_stable_ivalue",
+    of_torch = (machine.GET_THREADS, "aoti_torch_get_sizes", "aoti_torch_get_strides", "aoti_torch_get_dim",
+                "aoti_torch_get_dtype", "aoti_torch_new_tensor_handle", "aoti_torch_is_defined",
+                "aoti_torch_delete_tensor_object", "torch_new_stable_ivalue",
                 "torch_new_list_reserve_size", "torch_list_push_back")  # fmt: skip
     imports = machine.outside(dict.fromkeys(of_python, ctypes.pythonapi) | dict.fromkeys(of_torch, torch_library))
     made = machine.machine(imports)

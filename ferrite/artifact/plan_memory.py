@@ -21,10 +21,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from ferrite.artifact.host_values import ALLOCATE, PART, PRODUCTS, Values
+from ferrite.artifact.host_values import PART, PRODUCTS, Values
 from ferrite.errors import Unsupported
 from ferrite.host.memory import Gaps, Life, Span, arrange, place
-from ferrite.host.nodes import Call, Free, HostProgram, Launch, Return
+from ferrite.host.nodes import ALLOCATE, Call, Free, HostProgram, Launch, Return
 from ferrite.loops.index import ONE, ZERO, Index, constant, free_atoms
 from ferrite.syntax import Ref, refs
 

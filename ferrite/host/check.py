@@ -14,11 +14,10 @@ from functools import lru_cache
 from typing import Any
 
 from ferrite.errors import Malformed
-from ferrite.host.nodes import Call, Constant, Free, HostProgram, Input, Launch, Return
+from ferrite.host.nodes import ALLOCATE, Call, Constant, Free, HostProgram, Input, Launch, Return
 from ferrite.syntax import Named, Ref
 
 _PATH = re.compile(r"[A-Za-z_]\w*(\.\w+)+|torch\.device\('[a-z]+(:\d+)?'\)")
-_ALLOCATE = "aten.empty_strided.default"
 
 # How many buffers and sizes a kernel takes; None where nobody knows.
 Taken = Mapping[str, tuple[int, int] | None]
@@ -69,7 +68,7 @@ def _check_steps(program: HostProgram, kernels: Taken, outer: set[str]) -> None:
                 if not _is_name(step.result) or step.result in known:
                     raise _refusal(program, f"{step.result!r} is made twice")
                 _check_values([*step.args, *step.kwargs.values()], alive, program)
-                if step.target == _ALLOCATE and not _is_extent(*step.args):
+                if step.target == ALLOCATE and not _is_extent(*step.args):
                     raise _refusal(program, f"the sizes of {step.result}")
                 known.add(step.result)
                 alive.add(step.result)

@@ -7,6 +7,10 @@ from typing import Any
 
 from ferrite.loops.nodes import Program
 
+# Calls that others look for.
+ALLOCATE = "aten.empty_strided.default"
+HOLD = "ferrite.host.calls.as_promised"  # what an eager op made, for a kernel to read
+
 
 @dataclass(frozen=True)
 class Input:

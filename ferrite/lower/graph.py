@@ -25,7 +25,7 @@ from ferrite.graph.pattern.lowering import lowering_of
 from ferrite.graph.query import attribute, family, source_line, source_place, written_arguments
 from ferrite.graph.text import show_type, type_of_list
 from ferrite.host.lowered import Body, Lowered
-from ferrite.host.nodes import Call, Constant, Input, Launch, Origin
+from ferrite.host.nodes import ALLOCATE, HOLD, Call, Constant, Input, Launch, Origin
 from ferrite.loops.dtypes import i64
 from ferrite.loops.index import Axis, Index, known_equal, of_atom
 from ferrite.loops.kernel import kernel_of
@@ -467,7 +467,8 @@ class _OneGraph:
         return argument
 
     def _in_memory_as_promised(self, value: _Value) -> Tensor:
-        """The tensor of a value, for a kernel to read: what an eager op made is held to the strides of the trace."""
+        """The tensor of a value, for a kernel to read: what an eager op made is held to strides and dtype of the
+        trace."""
         assert value.tensor is not None
         if value.is_doubtful:
             raise Unsupported("a tensor whose strides tracing does not know")
@@ -475,7 +476,7 @@ class _OneGraph:
             name = self.shared.fresh(f"{value.host}_strided")
             buffer = self._buffer(name, value.fake)
             strides = tuple(self.host_sizes.value(stride) for stride in buffer.strides)
-            call = Call(name, "ferrite.host.calls.with_strides", (Ref(str(value.host)), strides), {})
+            call = Call(name, HOLD, (Ref(str(value.host)), strides, _NAMED_DTYPES[buffer.dtype.name]), {})
             self.steps.append(call)
             self.names_of[value.memory()].append(name)
             value.tensor, value.is_promised = of_buffer(buffer), False
@@ -548,8 +549,8 @@ class _OneGraph:
     def _allocation(self, buffer: Buffer, node: Node) -> Call:
         sizes = [self.host_sizes.value(extent) for extent in buffer.sizes]
         strides = [self.host_sizes.value(stride) for stride in buffer.strides]
-        kind = {"dtype": Named(f"torch.{_TORCH_NAMES[buffer.dtype.name]}"), "device": Named("torch.device('cpu')")}
-        return Call(buffer.name, "aten.empty_strided.default", (sizes, strides), kind, source_place(node))
+        kind = {"dtype": _NAMED_DTYPES[buffer.dtype.name], "device": Named("torch.device('cpu')")}
+        return Call(buffer.name, ALLOCATE, (sizes, strides), kind, source_place(node))
 
     def _kernel(
         self,
@@ -701,7 +702,7 @@ BREAKS_ITS_PROMISE = frozenset(
 # Ops whose results are always new and contiguous, as traced.
 KEEPS_ITS_PROMISE = frozenset({"aten.mm.default", "aten.addmm.default", "aten.bmm.default", "aten.baddbmm.default"})
 
-_TORCH_NAMES = {ours.name: str(theirs).removeprefix("torch.") for theirs, ours in TORCH_DTYPES.items()}
+_NAMED_DTYPES = {ours.name: Named(str(theirs)) for theirs, ours in TORCH_DTYPES.items()}
 
 
 def _draw_seeds(name: str, count: int) -> Call:

@@ -22,8 +22,8 @@ registers and stack places of their own, and the caller clears the stack.
     ferrite_resume(thread)                 takes Python's lock again if the slot says that it was released
     ferrite_python(thread, object, frame)  calls a Python object with the address of the frame; fails if it raises
     ferrite_raise(object, frame)           the same, to find words for a failure, unless it has an exception already
-    ferrite_hold(handle, to, strides, dims, thread, object, frame)
-                                           a handle of the tensor if it lies as promised, else as the object does it
+    ferrite_hold(handle, to, strides, dims, dtype, thread, object, frame)
+                                           a handle of the tensor if it is as promised, else as the object does it
     ferrite_list(count, words, to)         a list for the dispatcher
     ferrite_some(word, to)                 an optional for the dispatcher that is there
     ferrite_given(handle, to)              what the dispatcher gave; null if that is no tensor
@@ -123,6 +123,8 @@ declare ptr @PyErr_Occurred()
 declare void @Py_DecRef(ptr)
 declare i32 @aoti_torch_get_sizes(ptr, ptr)
 declare i32 @aoti_torch_get_strides(ptr, ptr)
+declare i32 @aoti_torch_get_dim(ptr, ptr)
+declare i32 @aoti_torch_get_dtype(ptr, ptr)
 declare i32 @aoti_torch_new_tensor_handle(ptr, ptr)
 declare i32 @aoti_torch_is_defined(ptr, ptr)
 declare i32 @aoti_torch_delete_tensor_object(ptr)
@@ -429,17 +431,29 @@ find:
 end:
   ret i64 0
 }
-define i32 @ferrite_hold(ptr %handle, ptr %to, ptr %expected, i64 %dims, ptr %slot, ptr %object, ptr %frame) {
+define i32 @ferrite_hold(ptr %handle, ptr %to, ptr %expected, i64 %dims, i32 %dtype, ptr %slot,
+                         ptr %object, ptr %frame) {
   %found = alloca ptr, align 8
+  %found_dims = alloca i64, align 8
+  %found_dtype = alloca i32, align 4
   %status = call i32 @aoti_torch_get_strides(ptr %handle, ptr %found)
   %strides = load ptr, ptr %found, align 8
   %other_status = call i32 @aoti_torch_get_sizes(ptr %handle, ptr %found)
   %sizes = load ptr, ptr %found, align 8
-  %either = or i32 %status, %other_status
-  %failed = icmp ne i32 %either, 0
+  %dims_status = call i32 @aoti_torch_get_dim(ptr %handle, ptr %found_dims)
+  %dtype_status = call i32 @aoti_torch_get_dtype(ptr %handle, ptr %found_dtype)
+  %places = or i32 %status, %other_status
+  %kinds = or i32 %dims_status, %dtype_status
+  %any = or i32 %places, %kinds
+  %failed = icmp ne i32 %any, 0
   br i1 %failed, label %bad, label %start
 start:
-  br label %next
+  %has_dims = load i64, ptr %found_dims, align 8
+  %has_dtype = load i32, ptr %found_dtype, align 4
+  %same_dims = icmp eq i64 %has_dims, %dims
+  %same_dtype = icmp eq i32 %has_dtype, %dtype
+  %is_kind = and i1 %same_dims, %same_dtype
+  br i1 %is_kind, label %next, label %other
 next:
   %n = phi i64 [ 0, %start ], [ %n_next, %fits ]
   %done = icmp eq i64 %n, %dims

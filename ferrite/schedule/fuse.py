@@ -14,14 +14,13 @@ from typing import Any
 
 from ferrite.decisions import Decision
 from ferrite.host.lowered import Body, Lowered
-from ferrite.host.nodes import Call, Launch
+from ferrite.host.nodes import ALLOCATE, Call, Launch
 from ferrite.loops.kernel import kernel_of
 from ferrite.loops.nodes import Buffer, Nest, Program
 from ferrite.loops.rewrite import can_raise, replace_buffers
 from ferrite.schedule.arrange import Loop, Refusal, join
 from ferrite.syntax import refs
 
-ALLOCATE = "aten.empty_strided.default"
 MOST_BUFFERS = 32  # of one kernel
 MOST_TRIES = 3  # earlier kernels that a launch is offered to
 

@@ -19,15 +19,13 @@ from typing import Any
 
 from ferrite.decisions import Decision
 from ferrite.host.lowered import Body, Lowered
-from ferrite.host.nodes import Call, Launch
+from ferrite.host.nodes import ALLOCATE, HOLD, Call, Launch
 from ferrite.loops.index import Axis, Index, known_equal, product
 from ferrite.loops.nodes import Accumulate, Buffer, FoldScan, Load, Program, Scan, Statement, Store
 from ferrite.loops.rewrite import can_raise, walk
 from ferrite.loops.shapes import is_contiguous, linear
 from ferrite.syntax import Ref, refs, renamed
 
-ALLOCATE = "aten.empty_strided.default"
-HOLD = "ferrite.host.calls.with_strides"
 # What makes a tensor that lies as the trace says, to the last stride: others may not be seen by the caller.
 EXACT = frozenset({ALLOCATE, "aten.mm.default", "aten.addmm.default", "aten.bmm.default", "aten.baddbmm.default"})
 OURS = EXACT | {"aten.convolution.default"}  # nobody but the program has what these make

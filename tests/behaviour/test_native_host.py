@@ -39,6 +39,16 @@ def _(x: Tensor) -> Tensor:
     return torch.empty_like(x)
 
 
+@torch.library.custom_op("behaviour_native_host::halve", mutates_args=())
+def halve(x: Tensor, dims: int) -> Tensor:
+    return x.half() if dims == 2 else x[None].clone()
+
+
+@halve.register_fake
+def _(x: Tensor, dims: int) -> Tensor:
+    return torch.empty_like(x)
+
+
 def kernels_only(x: Tensor, w: Tensor) -> Tensor:
     for _ in range(4):
         x = x.softmax(-1).t().contiguous()
@@ -154,7 +164,7 @@ def test_library_ops_run_without_python(function: Callable[..., Any], called_in_
     compiled = torch.compile(function, backend="ferrite", options=STRICT)
     with torch.no_grad():
         compiled(X, W)
-    assert [op for op in called_in_python if op != "ferrite.host.calls.with_strides"] == []
+    assert [op for op in called_in_python if op != "ferrite.host.calls.as_promised"] == []
 
 
 def test_gradients_of_library_ops_run_without_python(called_in_python: list[str]) -> None:
@@ -173,8 +183,16 @@ def test_gradients_of_library_ops_run_without_python(called_in_python: list[str]
         called(torch.arange(800.0).remainder(7).view(8, 1, 10, 10) / 7).backward()
         gradients.append([parameter.grad for parameter in module.parameters()])
     assert refusals() == []
-    assert [op for op in called_in_python if op != "ferrite.host.calls.with_strides"] == []
+    assert [op for op in called_in_python if op != "ferrite.host.calls.as_promised"] == []
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("host", ["native", "python"])
+@pytest.mark.parametrize(("dims", "found"), [(2, "torch.float16 of 2"), (3, "torch.float32 of 3")])
+def test_an_op_that_breaks_its_promise_is_refused_before_a_kernel_reads(host: str, dims: int, found: str) -> None:
+    compiled = torch.compile(lambda x: halve(x, dims).exp(), backend="ferrite", options={**STRICT, "host": host})
+    with pytest.raises(RuntimeError, match=f"gave {found} dimensions where tracing promised torch.float32 of 2"):
+        compiled(X)
 
 
 def test_what_a_custom_op_keeps_is_not_written_again() -> None:
