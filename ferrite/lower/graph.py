@@ -139,6 +139,7 @@ class _Value:
     is_promised: bool = False  # an eager op made it, with the strides that tracing promised, or with others
     is_doubtful: bool = False  # its strides, and those of what follows from it, are known to eager only
     root: _Value | None = None  # whose memory a view shares
+    seen: Tensor | None = None  # what that was when the view was made
     origins: tuple[Origin, ...] = ()  # the ops whose checks the expression holds
 
     @property
@@ -178,7 +179,6 @@ class _OneGraph:
         self.values: dict[Node, Any] = {}  # _Value, Index, or a tuple of them
         self.host_sizes = HostSizes(shared.sizes, self.steps, shared.fresh)
         self.last_reader = _last_readers(module)
-        self.positions = {node: position for position, node in enumerate(module.graph.nodes)}
         self.calls_before = _library_calls_before(module)
         self.position = 0  # of the node that is being lowered
         self.lists: dict[Node, str] = {}  # views that an op gives as a list, by the op's node
@@ -357,16 +357,7 @@ class _OneGraph:
         if not row.is_view and all(_is_empty(fake) for fake in made_of):
             # A loop that does not run gains nothing, and what strides eager gives here tracing does not know.
             raise Unsupported("a result without elements")
-        args = tuple(self._row_value(argument) for argument in node.args)
-        kwargs = {key: self._row_value(argument) for key, argument in node.kwargs.items()}
-        _refuse_sizes(node.target, args, kwargs)
-        if row.wants_result:
-            kwargs["result"] = tuple(self._result(fake) for fake in fakes) if several else self._result(fakes)
-        if row.wants_draw:
-            kwargs["draw"] = self._draw()
-        if row.wants_traced:
-            kwargs["traced"] = tuple(a.meta.get("val") if isinstance(a, Node) else a for a in node.args)
-        made = row.lower(*args, **kwargs)
+        made = self._made(node, row)
         if isinstance(made, Built):
             return self._build(node, made, several)
         if row.is_view:
@@ -378,11 +369,27 @@ class _OneGraph:
             self._store(value)
         return value
 
+    def _made(self, node: Node, row: Row) -> Any:
+        """What the row makes of the arguments as they are now."""
+        args = tuple(self._row_value(argument) for argument in node.args)
+        kwargs = {key: self._row_value(argument) for key, argument in node.kwargs.items()}
+        _refuse_sizes(node.target, args, kwargs)
+        if row.wants_result:
+            fakes = node.meta["val"]
+            several = isinstance(fakes, (tuple, list))
+            kwargs["result"] = tuple(self._result(fake) for fake in fakes) if several else self._result(fakes)
+        if row.wants_draw:
+            kwargs["draw"] = self._draw()
+        if row.wants_traced:
+            kwargs["traced"] = tuple(a.meta.get("val") if isinstance(a, Node) else a for a in node.args)
+        return row.lower(*args, **kwargs)
+
     def _frees(self, value: _Value) -> bool:
         """Whether it takes the place of two others in memory, which are as large and are read for the last time: they
-        would have to wait for its reader while libraries are called. So do gradients that are added up as they come."""
-        first = min((self.positions[user] for user in value.node.users), default=self.position)
-        if self.calls_before[first] == self.calls_before[self.position]:
+        would have to wait for its readers while libraries are called. So do gradients that are added up as they come,
+        and what goes past the layers of a model."""
+        last = self.last_reader.get(value.node, self.position)
+        if self.calls_before[last] == self.calls_before[self.position]:
             return False
         size = _size(value.fake)
         dying = [memory for memory in map(self._dying, value.node.all_input_nodes) if memory is not None]
@@ -407,8 +414,27 @@ class _OneGraph:
             parts = zip(made, node.meta["val"], strict=True)
             views = [self._lazy(node, self._expected(v, fake), n, root) for n, (v, fake) in enumerate(parts)]
         for value in views:
-            value.is_view = True
+            value.is_view, value.seen = True, root.tensor if root is not None else None
         return views[0] if isinstance(made, Tensor) else tuple(views)
+
+    def _up_to_date(self, value: _Value) -> _Value:
+        """A view of an expression reads the memory of that one as soon as it has some, instead of computing it again:
+        what it was computed from need not wait for readers of the view."""
+        if not value.is_view or value.root is None or value.seen is None:
+            return value
+        now = self._up_to_date(value.root).tensor
+        row = _row_of(value.node.target)
+        if now is value.seen or row is None:
+            return value
+        made = self._made(value.node, row)
+        value.tensor = self._expected(made if value.part is None else made[value.part], value.fake)
+        value.seen = now
+        del value.cost
+        if not value.cost.can_raise:
+            value.origins = ()
+        for name in value.cost.buffers:
+            self.lazy_readers[name].append(value)
+        return value
 
     def _parts(self, node: Node, made: Sequence[Tensor | After | None]) -> tuple[_Value, ...]:
         """Several results, first those that are made of no other. If one of them holds a reduction, all that are read
@@ -461,7 +487,7 @@ class _OneGraph:
                 if isinstance(fake, torch.SymInt):
                     return self.shared.sizes.index(fake)
                 raise Unsupported(f"an argument that is {show_type(fake)}")
-            return value if isinstance(value, Index) else tuple(part.tensor for part in value)
+            return value if isinstance(value, Index) else tuple(self._up_to_date(part).tensor for part in value)
         if isinstance(argument, (list, tuple)):
             return type_of_list(argument)(self._row_value(item) for item in argument)
         return argument
@@ -469,6 +495,7 @@ class _OneGraph:
     def _in_memory_as_promised(self, value: _Value) -> Tensor:
         """The tensor of a value, for a kernel to read: what an eager op made is held to strides and dtype of the
         trace."""
+        self._up_to_date(value)
         assert value.tensor is not None
         if value.is_doubtful:
             raise Unsupported("a tensor whose strides tracing does not know")
@@ -508,7 +535,7 @@ class _OneGraph:
         buffers: list[Buffer] = []
         stores: dict[tuple[Axis, ...], list[Store]] = {}
         origins: dict[tuple[Axis, ...], dict[Origin, None]] = {}
-        for value in values:
+        for value in map(self._up_to_date, values):
             assert value.tensor is not None
             name = value.node.name
             if value.part is not None:
