@@ -62,10 +62,10 @@ class _Place:
 
     @property
     def nominal(self) -> int:
-        return _nominal(self.length)
+        return nominal(self.length)
 
 
-def _nominal(length: Index) -> int:
+def nominal(length: Index) -> int:
     return evaluate(length, dict.fromkeys(free_atoms(length), NOMINAL))
 
 
@@ -74,7 +74,7 @@ def _share_places(spans: Iterable[Span]) -> tuple[dict[str, Index], Index]:
     is more than twice as long as needed is left for a longer buffer."""
     places: list[_Place] = []
     for span in sorted(spans, key=lambda span: span.first):
-        length, wanted = in_lines(span.bytes), _nominal(span.bytes)
+        length, wanted = in_lines(span.bytes), nominal(span.bytes)
         free = [place for place in places if place.last < span.first and place.nominal <= 2 * wanted]
         if free:
             best = min(free, key=lambda place: (abs(place.nominal - wanted), place.names[0]))
