@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 from ferrite.artifact.host_values import PART, PRODUCTS, Values
 from ferrite.errors import Unsupported
 from ferrite.host.memory import Gaps, Life, Span, arrange, place
-from ferrite.host.nodes import ALLOCATE, Call, Free, HostProgram, Launch, Return
+from ferrite.host.nodes import ALLOCATE, HOLD, Call, Free, HostProgram, Launch, Return
 from ferrite.loops.index import ONE, ZERO, Index, constant, free_atoms
 from ferrite.syntax import Ref, refs
 
@@ -78,7 +78,8 @@ def own_need(call: Call, values: Values) -> int:
 class _Lives:
     """When memory is needed. `inner`: buffers that nobody outside sees; `outer`: tensors that the program makes for
     others to see, or has made by them, from the step that makes them to the one that frees them; `dying`: arguments
-    that nobody else has, and the step that frees them; `ours`: of the outer ones, those that we allocate."""
+    that nobody else has, and the step that frees them; `ours`: of the outer ones, those that we allocate; `foreign`:
+    steps that call an op in eager, which may need memory of its own."""
 
     def __init__(self, program: HostProgram, values: Values, own_memory: Callable[[Launch], Index]) -> None:
         self.steps = len(program.steps)
@@ -119,6 +120,14 @@ class _Lives:
         if not values.numbers:
             self.outer, self.dying = self._outside(program, values)
             self.own = [own_need(step, values) if isinstance(step, Call) else 0 for step in program.steps]
+            self.foreign = [
+                position
+                for position, step in enumerate(program.steps)
+                if isinstance(step, Call)
+                and step.result not in made
+                and step.result not in values.views
+                and step.target not in (PART, HOLD)
+            ]
 
     def _outside(self, program: HostProgram, values: Values) -> tuple[dict[str, Life], list[tuple[int, int]]]:
         freed = _freed(program, values)
@@ -187,6 +196,8 @@ class _Planner:
         for step, own in enumerate(lives.own):
             self.alive[step] += own
         self.most = max((0, *self.alive))
+        self.foreign = set(lives.foreign)
+        self.most_at_foreign = max((self.alive[step] for step in lives.foreign), default=0)
         self.inside = [0] * len(self.alive)
         for life in self.inner.values():
             _add(self.inside, life.first, life.last, life.bytes)
@@ -255,10 +266,15 @@ class _Planner:
         return max(self.alive[first : last + 1], default=0) + bytes <= self.most
 
     def _host(self, life: Life) -> bool:
-        """Into a tensor that is made later; best into one whose memory is there already."""
+        """Into a tensor that is made later; best into one whose memory is there already. It is not there while an op in
+        eager runs at a step where most is alive of all such steps: nobody knows what that needs for itself."""
         able = [host for host in self.hosts if life.last < host.life.first and life.bytes <= host.life.bytes]
         for host in sorted(able, key=lambda host: max(host.start - life.first, 0) * host.life.bytes):
-            if host.start > life.first and not self._fits(life.first, host.start - 1, host.life.bytes):
+            earlier = range(life.first, host.start)
+            if earlier and not self._fits(life.first, host.start - 1, host.life.bytes):
+                continue
+            at_foreign = max((self.alive[step] for step in earlier if step in self.foreign), default=0)
+            if at_foreign and at_foreign + host.life.bytes > self.most_at_foreign:
                 continue
             offset = host.gaps.take(life)
             if offset is not None:

@@ -110,3 +110,18 @@ def program(x: f32[1, 3, 16, 16], w: static(f32[4, 3, 3, 3]), v: static(f32[4, 4
     return (y,)
 """)
     assert found.length is ZERO
+
+
+def test_what_is_made_later_is_not_there_while_an_op_in_eager_runs() -> None:
+    """`y` would have room for `a`, but nobody knows what the sum needs for itself where both are alive."""
+    found = planned("""
+def program(x: f32[16, 16], w: static(f32[16, 16])):
+    a = aten.mm.default(x, w)
+    b = aten.cumsum.default(a, 0)
+    del a
+    y = aten.mm.default(x, x)
+    return (b, y)
+""")
+    assert not found.hosted
+    assert not found.places
+    assert found.outside == 2 * 1024
