@@ -18,7 +18,7 @@ from ferrite.artifact.compiled import CompiledGraph, Facts
 from ferrite.decisions import Decision
 from ferrite.extension import with_user_passes
 from ferrite.graph.check import check_graph
-from ferrite.graph.describe import device_types, mutated_inputs, output_strides
+from ferrite.graph.describe import device_types, mutated_inputs, output_strides, shared_memory
 from ferrite.graph.eager_strides import correct_strides
 from ferrite.graph.joint import JOINT
 from ferrite.graph.order import sort_nodes
@@ -103,7 +103,8 @@ def compile_graph(
     with record.stage("lower"):
         check_graph(module, "lower", after_autograd=True, values=True)
         rules = Rules(use_rows=options.executor != "eager", counter_random=not options.fallback_random)
-        lowered = lower(module, inputs.static, inputs.donated, inputs.saved, rules=rules)
+        parts = shared_memory(inputs.values, inputs.saved | inputs.donated)
+        lowered = lower(module, inputs.static, inputs.donated, inputs.saved, parts=parts, rules=rules)
         record.lowered = lowered.lowered
         record.fallbacks = [
             Fallback(op, count, lowered.reasons[op], library_of(op) is not None)

@@ -140,12 +140,7 @@ class _Lives:
                 if own:
                     last = freed.get(step.result, self.steps)
                     outer[step.result] = Life(step.result, sum(own), position, last)
-        dying = [
-            (freed[entry.name], values.tensors[entry.name].bytes.constant)
-            for entry in program.inputs
-            if (entry.saved or entry.donated) and entry.name in freed
-        ]
-        return outer, dying
+        return outer, _dying(program, values, freed)
 
 
 def _returned(program: HostProgram, values: Values) -> set[str]:
@@ -172,6 +167,19 @@ def _freed(program: HostProgram, values: Values) -> dict[str, int]:
                 if not names.get(root):
                     found[root] = position
     return found
+
+
+def _dying(program: HostProgram, values: Values, freed: Mapping[str, int]) -> list[tuple[int, int]]:
+    """When arguments die that nobody else has, and how much memory goes with them: of several that share it, all of it
+    with the last one."""
+    lengths: dict[str, int] = {}
+    last: dict[str, int] = {}
+    for entry in program.inputs:
+        if entry.saved or entry.donated:
+            name, length = entry.part or (entry.name, values.tensors[entry.name].bytes.constant)
+            lengths[name] = length
+            last[name] = max(last.get(name, 0), freed.get(entry.name, len(program.steps)))
+    return [(position, lengths[name]) for name, position in last.items() if position < len(program.steps)]
 
 
 @dataclass

@@ -58,6 +58,8 @@ def _check_steps(program: HostProgram, kernels: Taken, outer: set[str]) -> None:
         if marks != {bool} or entry.name in known:
             raise _refusal(program, f"the input {entry.name}")
         known.add(entry.name)
+        if entry.part is not None and not _is_part(entry.part, known):
+            raise _refusal(program, f"the input {entry.name}, which is a part")
         alive.add(entry.name)
     last = _last(program)
     for step in program.steps:
@@ -125,6 +127,13 @@ def _last(program: HostProgram) -> Return:
     if not isinstance(last, Return):
         raise Malformed("a host program does not end with a return", where="host.check")
     return last
+
+
+def _is_part(part: Any, known: set[str]) -> bool:
+    match part:
+        case (str(name), length):
+            return name in known and type(length) is int and length >= 0
+    return False
 
 
 def _is_extent(sizes: Any, strides: Any) -> bool:

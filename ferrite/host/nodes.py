@@ -17,6 +17,7 @@ class Input:
     """One argument, by position.
 
     text:   x: f32[8, 4]        w: static(f32[4, 2])        y: saved(f32[8, 4])        z: donated(f32[8, 4])
+            u: saved(part(f32[8], u, 128))                  v: saved(part(f32[8], u, 128))
     """
 
     name: str
@@ -24,6 +25,7 @@ class Input:
     static: bool = False  # the same tensor in every call: a parameter or a buffer
     donated: bool = False  # dead after this program: its memory may be written
     saved: bool = False  # nobody else has it, unless the caller calls again: its memory goes where it is freed
+    part: tuple[str, int] | None = None  # of memory of that many bytes, which goes with all inputs that name it so
 
 
 @dataclass(frozen=True)

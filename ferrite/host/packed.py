@@ -21,7 +21,7 @@ def pack(program: HostProgram) -> Packed:
     """The program without the kernels that it launches."""
     return [
         program.name,
-        [[entry.name, entry.type, entry.static, entry.donated, entry.saved] for entry in program.inputs],
+        [_pack_input(entry) for entry in program.inputs],
         [_pack_step(step) for step in program.steps],
         [pack(function) for function in program.functions],
         [[constant.name, constant.type] for constant in program.constants],
@@ -35,13 +35,21 @@ def unpack(packed: Packed, lines: Mapping[str, str] | None = None) -> HostProgra
         name, inputs, steps, functions, constants = packed
         return HostProgram(
             name,
-            tuple(Input(*entry) for entry in inputs),
+            tuple(_unpack_input(*entry) for entry in inputs),
             tuple(_unpack_step(step, lines) for step in steps),
             tuple(unpack(function, lines) for function in functions),
             tuple(Constant(*entry) for entry in constants),
         )
     except (TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
         raise ValueError(f"not a host program: {error}") from error
+
+
+def _pack_input(entry: Input) -> Packed:
+    return [entry.name, entry.type, entry.static, entry.donated, entry.saved, entry.part and list(entry.part)]
+
+
+def _unpack_input(name: str, kind: str, static: bool, donated: bool, saved: bool, part: list[Any] | None) -> Input:
+    return Input(name, kind, static, donated, saved, None if part is None else (part[0], part[1]))
 
 
 def _pack_step(step: Step) -> Packed:

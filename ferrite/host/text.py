@@ -26,7 +26,7 @@ def show_program(program: HostProgram) -> str:
 
 
 def show_input(entry: Input) -> str:
-    kind = entry.type
+    kind = entry.type if entry.part is None else f"part({entry.type}, {entry.part[0]}, {entry.part[1]})"
     for mark in MARKS:
         kind = f"{mark}({kind})" if getattr(entry, mark) else kind
     return f"{entry.name}: {kind}"
@@ -90,13 +90,16 @@ def _parse_function(
 
 
 def _parse_input(argument: ast.arg, lines: list[str]) -> Input:
-    kind, marks = argument.annotation, set()
+    kind, marks, part = argument.annotation, set(), None
     while isinstance(kind, ast.Call) and isinstance(kind.func, ast.Name) and kind.func.id in MARKS:
         marks.add(kind.func.id)
         (kind,) = kind.args
+    match kind:
+        case ast.Call(func=ast.Name(id="part"), args=[whole, ast.Name(id=name), ast.Constant(value=int(length))]):
+            kind, part = whole, (name, length)
     if kind is None:
         raise Malformed(f"input {argument.arg} has no type", where="host.text")
-    return Input(argument.arg, _source(kind, lines), **{mark: mark in marks for mark in MARKS})
+    return Input(argument.arg, _source(kind, lines), **{mark: mark in marks for mark in MARKS}, part=part)
 
 
 def _parse_step(statement: ast.stmt, lines: list[str], known: set[str], kernels: Mapping[str, Program]) -> Step:

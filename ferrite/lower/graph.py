@@ -98,12 +98,14 @@ def lower(
     donated: frozenset[int] = frozenset(),
     saved: frozenset[int] = frozenset(),
     *,
+    parts: Mapping[int, tuple[int, int]] | None = None,
     rules: Rules = EVERYTHING_IN_EAGER,
 ) -> Lowered:
-    """Lower a whole graph, children included. `static`, `donated` and `saved` are positions of inputs."""
+    """Lower a whole graph, children included. `static`, `donated` and `saved` are positions of inputs; `parts`: for
+    those that are a part of larger memory, the first input that is one, and its bytes."""
     names = {node.name for _, member in family(module) for node in member.graph.nodes}
     shared = _Shared(Sizes(_shape_env(module)), rules, taken=names)
-    one = _OneGraph(module, shared, (static, donated, saved))
+    one = _OneGraph(module, shared, (static, donated, saved), parts)
     one.run()
     return Lowered(
         one.body("main"),
@@ -170,9 +172,15 @@ class _Value:
 class _OneGraph:
     """The lowering of one graph: an environment, and the growing list of steps."""
 
-    def __init__(self, module: GraphModule, shared: _Shared, marked: tuple[frozenset[int], ...] = ()) -> None:
+    def __init__(
+        self,
+        module: GraphModule,
+        shared: _Shared,
+        marked: tuple[frozenset[int], frozenset[int], frozenset[int]] = (frozenset(), frozenset(), frozenset()),
+        parts: Mapping[int, tuple[int, int]] | None = None,
+    ) -> None:
         """`marked`: positions of inputs, for each mark in the order in which `Input` has them."""
-        self.module, self.shared, self.marked = module, shared, marked
+        self.module, self.shared, self.marked, self.parts = module, shared, marked, parts or {}
         self.inputs: list[Input] = []
         self.steps: list[Call | Launch] = []
         self.result: Any = None
@@ -215,7 +223,11 @@ class _OneGraph:
     def _placeholder(self, node: Node) -> None:
         position = len(self.inputs)
         kind = show_type(node.meta.get("val"))
-        self.inputs.append(Input(node.name, kind, *(position in each for each in self.marked)))
+        static, donated, saved = (position in each for each in self.marked)
+        self.inputs.append(Input(node.name, kind, static, donated, saved))
+        if position in self.parts:
+            first, length = self.parts[position]
+            self.inputs[-1] = replace(self.inputs[-1], part=(self.inputs[first].name, length))
         self.values[node] = self._on_host(node, node.name)
 
     def _attribute(self, node: Node) -> _Value:

@@ -34,7 +34,12 @@ TYPES = ["f32[2, s0]", "f32[3, 4].stride(1, 3)", "i64", "Sym(2*s0 + 1)", "None",
 def programs(draw: Any) -> HostProgram:
     """Straight-line programs over earlier values, with constants and functions."""
     inputs = tuple(
-        Input(f"x{index}", draw(st.sampled_from(TYPES)), *(draw(st.booleans()) for _ in range(3)))
+        Input(
+            f"x{index}",
+            draw(st.sampled_from(TYPES)),
+            *(draw(st.booleans()) for _ in range(3)),
+            part=draw(st.sampled_from([None, ("x0", 128)])),
+        )
         for index in range(draw(st.integers(0, 3)))
     )
     constants = tuple(Constant(f"c{index}", draw(st.sampled_from(TYPES))) for index in range(draw(st.integers(0, 2))))
