@@ -66,7 +66,7 @@ def _most(changes: Sequence[int]) -> int:
 @dataclass(frozen=True)
 class GraphPeak:
     """A call of a compiled graph: what tensors outside the block need at most, by its plan and measured. `is_known`: no
-    op runs in eager there, whose own needs no plan knows."""
+    op runs in eager there, whose own needs no plan knows, and no other graph made its arguments: they may die in it."""
 
     name: str
     plan: int | None
@@ -89,13 +89,14 @@ class Peak:
     def graphs(self, made: Iterable[Record]) -> list[GraphPeak]:
         """The calls of compiled graphs, with what their records say."""
         known = {graph.name.replace(" ", "_"): graph for record in made for graph in record.graphs}
-        return [_beside_plan(span, known[span.name]) for span in self.spans]
+        is_whole = len({span.name.rpartition("_")[0] for span in self.spans}) == 1
+        return [_beside_plan(span, known[span.name], is_whole) for span in self.spans]
 
 
-def _beside_plan(span: Span, graph: GraphRecord) -> GraphPeak:
+def _beside_plan(span: Span, graph: GraphRecord, is_whole: bool) -> GraphPeak:
     plan = None if graph.peak_memory is None else graph.peak_memory - (graph.block_memory or 0)
-    is_known = plan is not None and all(fallback.op in PRODUCTS | VIEWS for fallback in graph.fallbacks)
-    return GraphPeak(span.name, plan, span.bytes, is_known)
+    is_ours = all(fallback.op in PRODUCTS | VIEWS for fallback in graph.fallbacks)
+    return GraphPeak(span.name, plan, span.bytes, plan is not None and is_whole and is_ours)
 
 
 def steady_peak(entry: Entry, function: Callable[..., Any], module: nn.Module, inputs: Any, *, training: bool) -> Peak:

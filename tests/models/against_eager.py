@@ -33,6 +33,8 @@ from torch._dynamo.backends.registry import lookup_backend
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from bench.allocated import steady_peak
+from bench.peak_memory import LIMIT as MOST_MEMORY
 from bench.zoo import Entry, Inputs
 from tests.models.expectations import NO_INPUT_GRADIENT
 
@@ -138,8 +140,7 @@ def train(
     optimiser_of_run = optimiser(module.parameters())
     torch.manual_seed(11)
     for step, batch in enumerate(batches):
-        wanted = entry.name not in NO_INPUT_GRADIENT
-        inputs = {name: _with_gradient(value) if wanted else value for name, value in batch.items()}
+        inputs = leaves_of(entry, batch)
         output = call(**inputs)
         trace.add_output(step, output)
         optimiser_of_run.zero_grad(set_to_none=True)
@@ -155,9 +156,28 @@ def train(
     return trace
 
 
-def _with_gradient(value: Tensor) -> Tensor:
+def leaves_of(entry: Entry, batch: Inputs) -> Inputs:
     """Floating inputs become leaves of their own; the batch stays as it was for the next run."""
-    return value.clone().requires_grad_() if value.is_floating_point() else value
+    if entry.name in NO_INPUT_GRADIENT:
+        return batch
+    return {
+        name: value.clone().requires_grad_() if value.is_floating_point() else value for name, value in batch.items()
+    }
+
+
+def compare_memory(
+    entry: Entry, eager: nn.Module, compiled: Any, inputs: Inputs, probe: Probe, *, training: bool
+) -> None:
+    """A steady call needs no more than in eager, as `bench/allocated.py` counts, and what the plans say, where nothing
+    runs in eager that takes memory of its own. It leaves buffers of the modules changed."""
+    if BACKEND != "ferrite":
+        return
+    inputs = leaves_of(entry, inputs) if training else inputs
+    expected = steady_peak(entry, eager, eager, inputs, training=training)
+    found = steady_peak(entry, compiled, compiled, inputs, training=training)
+    assert found.bytes <= MOST_MEMORY * expected.bytes, f"{found.bytes} bytes, in eager {expected.bytes}"
+    for graph in found.graphs(probe.records):
+        assert not graph.is_known or graph.plan == graph.measured, graph
 
 
 # --- the reference in float64 ------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 Note [Judging a model] in `against_eager.py` says what is compared and by which rule. Each is compiled, and then comes
 from the cache: the same bits. Nearly every call of it becomes loops; what is left to eager must be a library call, but
-for a few in a hundred.
+for a few in a hundred. And it needs no more memory than in eager.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from tests.models.against_eager import (
     Trace,
     assert_same_trace,
     compare,
+    compare_memory,
     in_double,
     infer,
     train,
@@ -56,13 +57,15 @@ def test_inference(entry: Entry, tmp_path: Path) -> None:
     for warm in (False, True):
         torch._dynamo.reset()
         probe = Probe(cache=str(tmp_path))
-        traces.append(infer(torch.compile(module, backend=probe, fullgraph=one_graph, dynamic=False), batches))
+        compiled = torch.compile(module, backend=probe, fullgraph=one_graph, dynamic=False)
+        traces.append(infer(compiled, batches))
         probe.check(("inference",), len(batches), one_graph)
         assert probe.came_from_the_cache() == (warm and (entry.name, "inference") not in NOT_STORED)
         assert probe.share_lowered() >= LIMIT
     found, again = traces
     assert_same_trace(again, found)
     compare(expected, found, reference_inference(entry), same_stream=(entry.name, "inference") not in DEAD_DRAWS)
+    compare_memory(entry, module, compiled, batches[0], probe, training=False)
 
 
 def reference_inference(entry: Entry) -> Trace:
@@ -74,13 +77,14 @@ def reference_inference(entry: Entry) -> Trace:
 @models
 def test_training(entry: Entry, tmp_path: Path) -> None:
     one_graph = (entry.name, "training") not in GRAPH_BREAKS
-    traces = []
+    traces, calls = [], []
     for run in ("eager", "compiled", "from the cache"):
         torch._dynamo.reset()
         probe = Probe(cache=str(tmp_path))
         module = entry.build("small", training=True).module
         batches = [entry.inputs(module, "small", training=True, seed=seed) for seed in range(steps_of(entry))]
         call = torch.compile(module, backend=probe, fullgraph=one_graph, dynamic=False) if run != "eager" else module
+        calls.append(call)
         traces.append(train(call, module, entry, batches, OPTIMISER))
         if run != "eager":
             probe.check(("forward", "backward"), steps_of(entry), one_graph)
@@ -92,6 +96,7 @@ def test_training(entry: Entry, tmp_path: Path) -> None:
     assert_same_trace(again, traces[1])
     reference = None if (entry.name, "training") in NO_REFERENCE else reference_training(entry)
     compare(*traces, reference, same_stream=(entry.name, "training") not in DEAD_DRAWS)
+    compare_memory(entry, calls[0], calls[-1], batches[0], probe, training=True)
 
 
 def reference_training(entry: Entry) -> Trace:
