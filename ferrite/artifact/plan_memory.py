@@ -132,14 +132,16 @@ class _Lives:
     def _outside(self, program: HostProgram, values: Values) -> tuple[dict[str, Life], list[tuple[int, int]]]:
         freed = _freed(program, values)
         outer: dict[str, Life] = {}
+        named = {id(value): name for name, value in values.tensors.items() if value.root in values.several}
         for position, step in enumerate(program.steps):
             if isinstance(step, Call) and step.result not in self.inner and step.target != PART:
                 several = values.several.get(step.result)
-                parts = [values.tensors.get(step.result)] if several is None else several.parts
-                own = [part.bytes.constant for part in parts if part is not None and part.root == step.result]
-                if own:
-                    last = freed.get(step.result, self.steps)
-                    outer[step.result] = Life(step.result, sum(own), position, last)
+                for part in [values.tensors.get(step.result)] if several is None else several.parts:
+                    if part is not None and part.root == step.result:
+                        name = named.get(id(part), step.result)
+                        last, before = freed.get(name, self.steps), outer.get(name)
+                        length = part.bytes.constant + (before.bytes if before else 0)
+                        outer[name] = Life(name, length, position, last)
         return outer, _dying(program, values, freed)
 
 
@@ -154,19 +156,32 @@ def _returned(program: HostProgram, values: Values) -> set[str]:
 
 def _freed(program: HostProgram, values: Values) -> dict[str, int]:
     """The step that frees memory, for what is freed before the end: when the last name of a value that shares it goes.
-    Of several tensors that a call gives, all are taken to go with the last one."""
+    Memory has the name of the value that it was made for; each of several tensors that a call gives has memory of its
+    own, by the name of the part, or goes with all of them if it has none."""
+    owners = {entry.name: entry.name for entry in program.inputs}
+    for step in program.steps:
+        if isinstance(step, Call):
+            sharing = (name for name in refs((step.args, step.kwargs)) if _is_shared(name, step.result, values))
+            source = None if step.target == PART else next(sharing, None)
+            owners[step.result] = step.result if source is None else owners.get(source, source)
     names: dict[str, set[str]] = {}
-    for name, value in values.tensors.items():
-        names.setdefault(value.root, set()).add(name)
+    for name, owner in owners.items():
+        names.setdefault(owner, set()).add(name)
     found: dict[str, int] = {}
     for position, step in enumerate(program.steps):
         if isinstance(step, Free):
             for name in step.names:
-                root = values.tensors[name].root if name in values.tensors else name
-                names.get(root, set()).discard(name)
-                if not names.get(root):
-                    found[root] = position
+                owner = owners.get(name, name)
+                names.get(owner, set()).discard(name)
+                if not names.get(owner):
+                    found[owner] = position
     return found
+
+
+def _is_shared(name: str, result: str, values: Values) -> bool:
+    """Whether a result has the memory of an operand."""
+    tensors = values.tensors
+    return name in tensors and result in tensors and tensors[name].root == tensors[result].root
 
 
 def _dying(program: HostProgram, values: Values, freed: Mapping[str, int]) -> list[tuple[int, int]]:

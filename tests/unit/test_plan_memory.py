@@ -125,3 +125,21 @@ def program(x: f32[16, 16], w: static(f32[16, 16])):
     assert not found.hosted
     assert not found.places
     assert found.outside == 2 * 1024
+
+
+def test_of_several_tensors_each_goes_by_itself() -> None:
+    """Values and positions of a sort, of which the positions go before the next tensor is made."""
+    found = planned("""
+def program(x: f32[16, 16]):
+    s = aten.sort.default(x)
+    v = operator.getitem(s, 0)
+    n = operator.getitem(s, 1)
+    del s
+    y = aten.amax.default(n, [0])
+    del n
+    z = aten.cumsum.default(v, 0)
+    w = aten.cumsum.default(z, 0)
+    del z
+    return (v, y, w)
+""")
+    assert found.outside == 1024 + 128 + 2 * 1024
