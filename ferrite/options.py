@@ -19,6 +19,7 @@ ENVIRONMENT_PREFIX = "FERRITE_"
 SCHEMES = ("normal", "serialize")
 EXECUTORS = ("eager", "oracle", "native")
 HOSTS = ("native", "python")
+PRODUCTS = ("loops", "library")
 CACHES = ("on", "off", "read-only", "strict")
 
 # Names with their settings, in order, as a value that does not change.
@@ -91,6 +92,10 @@ class Options:
         default="native",
         metadata={"doc": f"what runs between kernels: {', '.join(HOSTS)} (native where every step has a door)"},
     )
+    products: str = field(
+        default="loops",
+        metadata={"doc": f"what small matrix products become: {', '.join(PRODUCTS)} (large ones are a library's)"},
+    )
     fallback_random: bool = field(
         default=False,
         metadata={
@@ -127,7 +132,7 @@ MODES: dict[str, dict[str, Any]] = {
 # Options that do not change what is made: no part of what a compiled graph is found by, so that no rewrite may ask.
 WITHOUT_EFFECT = frozenset({"cache", "cache_dir", "cache_megabytes", "debug_dir", "strict", "partitioner"})
 
-_CHOICES = {"compile_mode": SCHEMES, "executor": EXECUTORS, "host": HOSTS, "cache": CACHES}
+_CHOICES = {"compile_mode": SCHEMES, "executor": EXECUTORS, "host": HOSTS, "products": PRODUCTS, "cache": CACHES}
 _FIELDS = {entry.name: entry for entry in fields(Options)}
 _KINDS: dict[str, tuple[type, ...]] = {
     "bool": (bool,),

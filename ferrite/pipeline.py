@@ -102,7 +102,7 @@ def compile_graph(
         edit_post_grad(module, inputs, options, record)
     with record.stage("lower"):
         check_graph(module, "lower", after_autograd=True, values=True)
-        rules = Rules(use_rows=options.executor != "eager", counter_random=not options.fallback_random)
+        rules = Rules(options.executor != "eager", not options.fallback_random, options.products == "loops")
         parts = shared_memory(inputs.values, inputs.saved | inputs.donated)
         lowered = lower(module, inputs.static, inputs.donated, inputs.saved, parts=parts, rules=rules)
         record.lowered = lowered.lowered

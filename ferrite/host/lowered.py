@@ -27,7 +27,7 @@ class Body:
 @dataclass(frozen=True)
 class Lowered:
     """A graph, the functions that its operators call, and the kernels and constants of all of them. `fallbacks` and
-    `reasons`: what runs in eager; `decisions`: what the schedule did and did not do."""
+    `reasons`: what runs in eager; `decisions`: what lowering and schedule did and did not do."""
 
     main: Body
     functions: tuple[Body, ...] = ()

@@ -19,6 +19,7 @@ import torch
 from torch._guards import detect_fake_mode
 from torch.fx import GraphModule, Node
 
+from ferrite.decisions import Decision
 from ferrite.errors import Unsupported
 from ferrite.graph.names import name_of
 from ferrite.graph.pattern.lowering import lowering_of
@@ -29,12 +30,13 @@ from ferrite.host.nodes import ALLOCATE, HOLD, Call, Constant, Input, Launch, Or
 from ferrite.loops.dtypes import i64
 from ferrite.loops.index import Axis, Index, known_equal, of_atom
 from ferrite.loops.kernel import kernel_of
-from ferrite.loops.nodes import Assert, Buffer, Checked, Load, Nest, Program, Require, Store
+from ferrite.loops.nodes import Assert, Buffer, Checked, Const, Load, Nest, Program, Require, Store
 from ferrite.loops.rewrite import Tree, can_raise, replace_buffers, walk
 from ferrite.loops.shapes import contiguous_strides
 from ferrite.lower.host_sizes import HostSizes
 from ferrite.lower.library import library_of
 from ferrite.lower.policy import Cost, cost_of
+from ferrite.lower.product import choose
 from ferrite.lower.sizes import Sizes
 from ferrite.lower.table import Row
 from ferrite.lower.value import (
@@ -62,6 +64,7 @@ class Rules:
 
     use_rows: bool = False
     counter_random: bool = True  # random ops that have a row draw from the counter generator
+    own_products: bool = False  # small matrix products are loops
 
 
 EVERYTHING_IN_EAGER = Rules()
@@ -81,6 +84,7 @@ class _Shared:
     fallbacks: Counter[str] = field(default_factory=Counter)
     reasons: dict[str, str] = field(default_factory=dict)
     lowered: int = 0
+    decisions: list[Decision] = field(default_factory=list)
     latest: Counter[str] = field(default_factory=Counter)  # the latest number that was given to a word
 
     def fresh(self, wanted: str) -> str:
@@ -115,6 +119,7 @@ def lower(
         shared.fallbacks,
         shared.reasons,
         shared.lowered,
+        tuple(shared.decisions),
     )
 
 
@@ -299,6 +304,8 @@ class _OneGraph:
         """Lower the node if there is a way to."""
         lowering = lowering_of(node)
         row = Row(_in_a_tuple(lowering)) if lowering is not None else _row_of(node.target)
+        if row is not None and row.rereads and not self._is_our_product(node):
+            return False
         if row is not None:
             self.values[node] = self._by_row(node, row)
             return True
@@ -361,6 +368,8 @@ class _OneGraph:
         for argument in node.all_input_nodes:
             if argument.op == "call_function" and isinstance(self.values[argument], _Value):
                 self._store_if_needed(self.values[argument], reads_all)
+                if row.rereads:
+                    self._store_source(self.values[argument])
         fakes = node.meta["val"]
         several = isinstance(fakes, (tuple, list))
         made_of = [fake for fake in (fakes if several else (fakes,)) if fake is not None]
@@ -395,6 +404,12 @@ class _OneGraph:
         if row.wants_traced:
             kwargs["traced"] = tuple(a.meta.get("val") if isinstance(a, Node) else a for a in node.args)
         return row.lower(*args, **kwargs)
+
+    def _is_our_product(self, node: Node) -> bool:
+        left, right = (argument.meta["val"] for argument in node.args[-2:])
+        is_ours, why = choose(left, right) if self.shared.rules.own_products else (False, "by the option products")
+        self.shared.decisions.append(Decision("product by loops", (node.name,), is_ours, why))
+        return is_ours
 
     def _frees(self, value: _Value) -> bool:
         """Whether it takes the place of two others in memory, which are as large and are read for the last time: they
@@ -541,6 +556,12 @@ class _OneGraph:
         is_shared = not value.is_view and value.readers > 1 and value.cost.store_if_shared
         if is_shared or (not reads_all and value.cost.can_raise):
             self._store(value)
+
+    def _store_source(self, value: _Value) -> None:
+        """Before a row reads elements again and again: what it reads, or is a view of, is no computation."""
+        memory = value.memory()
+        if memory.is_lazy and memory.tensor is not None and not isinstance(memory.tensor.body, (Load, Const)):
+            self._store(memory)
 
     def _store(self, *values: _Value) -> None:
         """Give tensors memory, with the strides of eager, and fill them: one kernel for all with the same box."""

@@ -19,13 +19,15 @@ from ferrite.errors import Malformed
 
 @dataclass(frozen=True)
 class Row:
-    """One entry: the function, whether its result is a view of its first argument, what else it asks for."""
+    """One entry: the function, whether its result is a view of its first argument, what else it asks for, and
+    whether it reads the elements of its operands many times."""
 
     lower: Callable[..., Any]
     is_view: bool = False
     wants_result: bool = False
     wants_draw: bool = False
     wants_traced: bool = False
+    rereads: bool = False
 
 
 _rows: dict[Any, Row] = {}
@@ -44,7 +46,14 @@ def views(*ops: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return _enter(ops, is_view=True)
 
 
-def _enter(ops: tuple[Any, ...], *, is_view: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def rereads(*ops: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """As `lowers`, for ops that read each element of their operands many times: expressions are stored before."""
+    return _enter(ops, is_view=False, rereads=True)
+
+
+def _enter(
+    ops: tuple[Any, ...], *, is_view: bool, rereads: bool = False
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     def enter(lower: Callable[..., Any]) -> Callable[..., Any]:
         asked = inspect.signature(lower).parameters
         for op in ops:
@@ -52,7 +61,7 @@ def _enter(ops: tuple[Any, ...], *, is_view: bool) -> Callable[[Callable[..., An
                 raise Malformed(
                     f"{op} has two rows: {_rows[op].lower.__name__} and {lower.__name__}", where="lower.table"
                 )
-            _rows[op] = Row(lower, is_view, "result" in asked, "draw" in asked, "traced" in asked)
+            _rows[op] = Row(lower, is_view, "result" in asked, "draw" in asked, "traced" in asked, rereads)
         return lower
 
     return enter

@@ -17,9 +17,15 @@ from torch.utils import _pytree as pytree
 import ferrite
 from ferrite.artifact import native_host
 from ferrite.artifact.native_host import kept_memory
-from tests.behaviour.compare import STRICT, compare, sharing
+from tests.behaviour.compare import STRICT, sharing
+from tests.behaviour.compare import compare as compare_with
 
 X, W, IDS = torch.randn(6, 8), torch.randn(8, 8), torch.tensor([3, 1, 5])
+LIBRARY = {**STRICT, "products": "library"}  # products so small would be loops
+
+
+def compare(function: Callable[..., Any], *inputs: Any, **how: Any) -> None:
+    compare_with(function, *inputs, options=LIBRARY, **how)
 
 
 class Kept:
@@ -129,7 +135,7 @@ def test_as_eager_and_bit_for_bit_as_python(function: Callable[..., Any]) -> Non
     outcomes = []
     for host in ("python", "native"):
         torch._dynamo.reset()
-        compiled = torch.compile(function, backend="ferrite", options={**STRICT, "host": host})
+        compiled = torch.compile(function, backend="ferrite", options={**LIBRARY, "host": host})
         with torch.no_grad():
             for _ in range(3):
                 inputs = [X.clone(), W.clone()]
@@ -161,7 +167,7 @@ def called_in_python(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.mark.parametrize("function", DOORS, ids=lambda function: function.__name__)
 def test_library_ops_run_without_python(function: Callable[..., Any], called_in_python: list[str]) -> None:
-    compiled = torch.compile(function, backend="ferrite", options=STRICT)
+    compiled = torch.compile(function, backend="ferrite", options=LIBRARY)
     with torch.no_grad():
         compiled(X, W)
     assert [op for op in called_in_python if op != "ferrite.host.calls.as_promised"] == []
@@ -176,7 +182,7 @@ def test_gradients_of_library_ops_run_without_python(called_in_python: list[str]
         made = module(x).flatten(2).unsqueeze(1)
         return F.scaled_dot_product_attention(made, made * 2, made).sum()
 
-    compiled = torch.compile(function, backend="ferrite", options=STRICT)
+    compiled = torch.compile(function, backend="ferrite", options=LIBRARY)
     gradients = []
     for called in (function, compiled):
         module.zero_grad()
@@ -190,14 +196,14 @@ def test_gradients_of_library_ops_run_without_python(called_in_python: list[str]
 @pytest.mark.parametrize("host", ["native", "python"])
 @pytest.mark.parametrize(("dims", "found"), [(2, "torch.float16 of 2"), (3, "torch.float32 of 3")])
 def test_an_op_that_breaks_its_promise_is_refused_before_a_kernel_reads(host: str, dims: int, found: str) -> None:
-    compiled = torch.compile(lambda x: halve(x, dims).exp(), backend="ferrite", options={**STRICT, "host": host})
+    compiled = torch.compile(lambda x: halve(x, dims).exp(), backend="ferrite", options={**LIBRARY, "host": host})
     with pytest.raises(RuntimeError, match=f"gave {found} dimensions where tracing promised torch.float32 of 2"):
         compiled(X)
 
 
 def test_what_a_custom_op_keeps_is_not_written_again() -> None:
     Kept.tensors.clear()
-    compiled = torch.compile(kept_by_somebody, backend="ferrite", options=STRICT)
+    compiled = torch.compile(kept_by_somebody, backend="ferrite", options=LIBRARY)
     for _ in range(2):
         compiled(X, W)
     assert len(Kept.tensors) == 2
@@ -229,7 +235,7 @@ def test_an_error_in_eager_is_eagers_and_nothing_leaks() -> None:
     def function(x: Tensor) -> Tensor:
         return torch.linalg.cholesky((x @ x.t()).neg() - 1).sin() + 1
 
-    compiled = torch.compile(function, backend="ferrite", options=STRICT)
+    compiled = torch.compile(function, backend="ferrite", options=LIBRARY)
     for _ in range(3):
         with pytest.raises(torch.linalg.LinAlgError, match="not positive-definite") as expected:
             function(X)
@@ -253,7 +259,7 @@ def test_a_bad_index_is_an_error_and_the_next_call_works() -> None:
     def function(x: Tensor, n: Tensor) -> Tensor:
         return (x[n] * 2).softmax(-1) @ x.t()
 
-    compiled = torch.compile(function, backend="ferrite", options=STRICT)
+    compiled = torch.compile(function, backend="ferrite", options=LIBRARY)
     torch.testing.assert_close(compiled(X, IDS), function(X, IDS))
     with pytest.raises(IndexError) as expected:
         function(X, IDS + 3)
@@ -269,7 +275,7 @@ def test_many_threads_each_with_memory_of_its_own() -> None:
             x = x.softmax(-1).t().contiguous()
         return x
 
-    compiled = torch.compile(function, backend="ferrite", options=STRICT)
+    compiled = torch.compile(function, backend="ferrite", options=LIBRARY)
     inputs = [torch.randn(40, 60) for _ in range(4)]
     answers = [compiled(each).clone() for each in inputs]
     wrong = []
@@ -291,7 +297,7 @@ def test_memory_is_kept_between_calls_and_given_back() -> None:
             x = x.softmax(-1).t().contiguous()
         return x.sum()
 
-    compiled = torch.compile(function, backend="ferrite", options=STRICT)
+    compiled = torch.compile(function, backend="ferrite", options=LIBRARY)
     x = torch.randn(1500, 1000)
     expected = compiled(x)
     faults = []
@@ -312,7 +318,7 @@ def test_nothing_grows_with_calls() -> None:
         values, order = (x @ w).sort(dim=1)
         return values.exp(), order + 1, x[1:], (x @ w).t()
 
-    compiled = torch.compile(function, backend="ferrite", options=STRICT)
+    compiled = torch.compile(function, backend="ferrite", options=LIBRARY)
 
     def run(times: int) -> int:
         for _ in range(times):
@@ -387,7 +393,7 @@ def test_sizes_that_change_are_bit_for_bit_as_python(function: Callable[..., Any
     outcomes: dict[str, list[Any]] = {}
     for host in ("python", "native"):
         torch._dynamo.reset()
-        compiled = torch.compile(function, backend="ferrite", dynamic=True, options={**STRICT, "host": host})
+        compiled = torch.compile(function, backend="ferrite", dynamic=True, options={**LIBRARY, "host": host})
         outcomes[host] = []
         for rows, columns in ((6, 8), (3, 5), (40, 9), (7, 30), (6, 8), (129, 64)):
             x = torch.arange(rows * columns).view(rows, columns).remainder(17) / 4 - 2
@@ -410,7 +416,7 @@ def test_a_transformer_whose_batch_and_length_change() -> None:
     outcomes: dict[str, list[Tensor]] = {}
     for host in ("python", "native"):
         torch._dynamo.reset()
-        compiled = torch.compile(module, backend="ferrite", options={**STRICT, "host": host})
+        compiled = torch.compile(module, backend="ferrite", options={**LIBRARY, "host": host})
         outcomes[host] = []
         for batch, length in ((3, 5), (2, 9), (7, 33), (4, 2)):
             module.zero_grad()
@@ -434,7 +440,7 @@ def test_a_bad_index_where_sizes_change() -> None:
     def function(x: Tensor, n: Tensor) -> Tensor:
         return (x.sin()[n] * 2).softmax(-1) @ x.t()
 
-    compiled = torch.compile(function, backend="ferrite", dynamic=True, options=STRICT)
+    compiled = torch.compile(function, backend="ferrite", dynamic=True, options=LIBRARY)
     for _ in range(2):
         torch.testing.assert_close(compiled(X, IDS), function(X, IDS))
         with pytest.raises(IndexError) as expected:
@@ -454,7 +460,7 @@ def test_sharing_is_that_of_python() -> None:
     """Results that are views of one another are so without Python too; `compare` has looked, this names the pairs."""
     from tests.behaviour.compare import Outcome
 
-    compiled = torch.compile(views, backend="ferrite", options=STRICT)
+    compiled = torch.compile(views, backend="ferrite", options=LIBRARY)
     with torch.no_grad():
         outcome = Outcome(compiled(X, W), [X, W], None, torch.get_rng_state(), [])
     assert sharing(outcome)[0] == [0, 1, 2, 2, 2, 0, 1]

@@ -49,7 +49,7 @@ def compile_and_run(training: bool = False, **options: Any) -> ferrite.report.re
 
 
 def test_record_of_inference() -> None:
-    record = compile_and_run()
+    record = compile_and_run(products="library")
     entry = record.phase("inference")
     assert record.graph_id == 0
     assert record.failures == []
@@ -62,13 +62,13 @@ def test_record_of_inference() -> None:
 
 
 def test_record_of_training() -> None:
-    record = compile_and_run(training=True)
+    record = compile_and_run(training=True, products="library")
     assert [entry.phase for entry in record.graphs] == ["pre_grad", "joint", "forward", "backward"]
     assert any("mm" in fallback.op for fallback in record.phase("backward").fallbacks)
 
 
 def test_record_prints() -> None:
-    record = compile_and_run(training=True)
+    record = compile_and_run(training=True, products="library")
     text = str(record)
     for word in ("graph 0 forward", "graph 0 backward", "post_grad", "view_to_reshape", "aten.mm.default", "lower"):
         assert word in text

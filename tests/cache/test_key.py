@@ -53,6 +53,7 @@ CHANGE_THE_KEY: dict[str, Any] = {
     "skip_unsupported_devices": True,
     "executor": "oracle",
     "host": "python",
+    "products": "library",
     "fallback_random": True,
 }
 CHANGE_NOTHING: dict[str, Any] = {

@@ -46,7 +46,7 @@ from ferrite.host.nodes import HostProgram
 from ferrite.host.plan import plan_all
 from ferrite.host.text import parse_program, show_program
 from ferrite.loops.check import check_program
-from ferrite.lower.graph import Rules, constant_nodes, lower
+from ferrite.lower.graph import EVERYTHING_IN_EAGER, Rules, constant_nodes, lower
 from ferrite.options import Options
 from ferrite.passes import edit
 from ferrite.report.record import GraphRecord
@@ -93,8 +93,8 @@ def run_post_grad(module: GraphModule, names: list[str]) -> Outcome:
     return Outcome(show_graph(module.graph), GraphModule(module, module.graph), outcome.exact)
 
 
-def host_program(module: GraphModule, *, use_rows: bool = False) -> HostProgram:
-    lowered = lower(module, rules=Rules(use_rows=use_rows))
+def host_program(module: GraphModule, rules: Rules = EVERYTHING_IN_EAGER) -> HostProgram:
+    lowered = lower(module, rules=rules)
     for kernel in lowered.kernels:
         check_program(kernel, "golden")
     constants = constant_nodes(lowered.constants)
@@ -106,7 +106,7 @@ def compiled(program: HostProgram) -> CompiledGraph:
 
 
 def run_lower(module: GraphModule, names: list[str]) -> Outcome:
-    program = host_program(module, use_rows=True)
+    program = host_program(module, Rules(use_rows=True, own_products="products" in names))
     text = show_program(program)
     assert parse_program(text) == program
     return Outcome(text, lambda *inputs: compiled(program)(list(inputs)), exact=False)

@@ -11,7 +11,7 @@ import torch
 import ferrite
 from ferrite.lower.library import library_of
 
-OPTIONS = {"executor": "oracle", "strict": True}
+OPTIONS = {"executor": "oracle", "strict": True, "products": "library"}
 
 
 def assert_same_effect(function: Callable[..., Any], *inputs: torch.Tensor, eager: tuple[str, ...] = ()) -> None:
