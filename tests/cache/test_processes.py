@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from ferrite import cache
 from ferrite.artifact.store import GRAPHS, OBJECTS
@@ -85,3 +89,29 @@ def test_killed_while_writing(tmp_path: Path) -> None:
 
 def test_sixteen_race_on_the_same_names(tmp_path: Path) -> None:
     write("race", str(tmp_path / "cache"), "16")
+
+
+NOBODY = 54321  # a number that the system has no name and no home for
+RIGHT_ANSWER = """
+import os, torch
+x = torch.linspace(-2, 2, 16).reshape(4, 4)
+found = torch.compile(lambda x: x.softmax(-1) + 1, backend="ferrite")(x)
+print(os.getuid(), torch.allclose(found, x.softmax(-1) + 1))
+"""
+
+
+def test_a_user_whom_the_system_does_not_know() -> None:
+    """No name, no home, no variables: the cache is off, which is said once, and the answer is right."""
+
+    become = shutil.which("setpriv")
+
+    def as_nobody(program: str) -> subprocess.CompletedProcess[str]:
+        user = [str(become), f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
+        bare = {"PATH": os.environ.get("PATH", ""), "PYTHONPATH": str(ROOT)}
+        return subprocess.run([*user, sys.executable, "-c", program], cwd="/", env=bare, capture_output=True, text=True)
+
+    if become is None or as_nobody("import ferrite").returncode != 0:
+        pytest.skip("only root may become another user, who must be able to read the interpreter and the package")
+    ran = as_nobody(RIGHT_ANSWER)
+    assert ran.stdout.split() == [str(NOBODY), "True"], ran.stderr[-2000:]
+    assert ran.stderr.count("cache is off: this user has no home") == 1
