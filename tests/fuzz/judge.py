@@ -142,7 +142,8 @@ class Eager:
                 # `.data`: autograd is not told, so it differentiates the step as if its result were the noisy one
                 value.data.copy_(_moved(value.data, generator))
             if value.requires_grad:
-                value.register_hook(lambda gradient: _moved(gradient, generator))
+                # Of several parts, one that nobody reads has no gradient.
+                value.register_hook(lambda gradient: None if gradient is None else _moved(gradient, generator))
 
         return function_of(self.program, moved=moved, noted=noted)
 

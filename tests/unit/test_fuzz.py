@@ -20,7 +20,7 @@ from ferrite.loops.text import parse_program
 from tests.fuzz import loops, pre_grad
 from tests.fuzz.engines import ENGINES, NATIVE, Engine
 from tests.fuzz.generate import generate
-from tests.fuzz.judge import Judge, Verdict, is_within_noise, judge
+from tests.fuzz.judge import NOISY_RUNS, Eager, Judge, Verdict, is_within_noise, judge
 from tests.fuzz.programs import (
     LAYOUTS,
     Input,
@@ -299,6 +299,16 @@ def test_noise_does_not_explain_what_is_far_away() -> None:
     assert is_within_noise(eager, eager * (1 + 3e-6), noisy)
     assert not is_within_noise(eager, eager * (1 + 3e-4), noisy)
     assert not is_within_noise(eager, torch.tensor([1.0, torch.nan]), noisy)
+
+
+def test_noise_passes_parts_that_nobody_reads() -> None:
+    """Their gradient is None; the noisy runs used to raise, and rounding counted as a difference."""
+    parts = Step("torch.unbind({0}, dim=0)", ("x0",), ("v0", "v1", "v2"), "exact")
+    program = one_input(parts, outputs=("v1",), wants_gradient=True)
+    eager = Eager(program, program.inputs)
+    assert len(eager.noisy) == NOISY_RUNS
+    assert [run.backward_error for run in eager.noisy] == [None] * NOISY_RUNS
+    assert all(run.gradients for run in eager.noisy)
 
 
 def test_a_failure_shrinks_to_the_step_that_fails() -> None:
