@@ -159,11 +159,12 @@ def _freed(program: HostProgram, values: Values) -> dict[str, int]:
     Memory has the name of the value that it was made for; each of several tensors that a call gives has memory of its
     own, by the name of the part, or goes with all of them if it has none."""
     owners = {entry.name: entry.name for entry in program.inputs}
-    for step in program.steps:
-        if isinstance(step, Call):
-            sharing = (name for name in refs((step.args, step.kwargs)) if _is_shared(name, step.result, values))
-            source = None if step.target == PART else next(sharing, None)
-            owners[step.result] = step.result if source is None else owners.get(source, source)
+    made = {step.result: step for step in program.steps if isinstance(step, Call)}
+    for result, call in made.items():
+        maker = made[call.args[0].name] if call.target == PART else call  # which may have given several views
+        operands = refs((maker.args, maker.kwargs))
+        source = next((name for name in operands if _is_shared(name, result, values)), None)
+        owners[result] = result if source is None else owners.get(source, source)
     names: dict[str, set[str]] = {}
     for name, owner in owners.items():
         names.setdefault(owner, set()).add(name)

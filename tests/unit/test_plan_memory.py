@@ -143,3 +143,18 @@ def program(x: f32[16, 16]):
     return (v, y, w)
 """)
     assert found.outside == 1024 + 128 + 2 * 1024
+
+
+def test_of_several_views_each_keeps_what_it_is_a_view_of() -> None:
+    found = planned("""
+def program(x: f32[16, 16]):
+    s = aten.cumsum.default(x, 0)
+    p = aten.unbind.int(s, 0)
+    v = operator.getitem(p, 0)
+    del s, p
+    y = aten.cumsum.default(x, 0)
+    z = aten.cumsum.default(v, 0)
+    del v
+    return (y, z)
+""")
+    assert found.outside == 1024 + 1024 + 64
