@@ -20,7 +20,7 @@ ARROWS: dict[str, set[str]] = {
     "loops": {"errors", "syntax"},
     "graph": {"decisions", "errors", "syntax"},
     "host": {"decisions", "errors", "syntax", "loops"},
-    "lower": {"errors", "syntax", "graph", "host", "loops"},
+    "lower": {"decisions", "errors", "syntax", "graph", "host", "loops"},
     "schedule": {"decisions", "errors", "syntax", "host", "loops"},
     "native": {"errors", "loops", "schedule"},
     "artifact": {"errors", "graph", "host", "loops", "native", "syntax"},
