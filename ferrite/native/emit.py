@@ -24,6 +24,7 @@ from ferrite.native.reduce import Reducer
 from ferrite.native.rows import MOST_COLUMNS, Kept, fold_rows, kept_values, sums_across
 from ferrite.native.scan import emit_scan
 from ferrite.native.scope import Groups, Lanes, Scope, even_ways
+from ferrite.native.stream import streamed_in
 from ferrite.native.target import Target
 from ferrite.native.team import call_launch
 from ferrite.schedule.arrange import Arrangement, Loop, arrange, row_length
@@ -178,14 +179,30 @@ class _Work:
                 b.ret()
 
             self.evaluator = Reducer(b, addresses, self._sizes(sizes), fail)
-            if self.in_stretches:
-                assert self.shape.vector is not None
-                scope = Scope()
-                extent = self.evaluator.scalar_index(self.shape.vector.extent, scope)
-                span = b.mul(low, self.stretch), b.minimum(b.mul(high, self.stretch), extent)
-                self._around(self.loop, self.shape, list(self.shape.outer), scope, span)
-            else:
-                self._over_units(low, high)
+            streamed = streamed_in(self.loop, b.target)
+            if not streamed:
+                self._do(low, high)
+                return
+            with b.either(b.are_aligned([addresses[each] for each in sorted(streamed, key=_by_name)])) as (yes, no):
+                with b.inside(yes):
+                    self.evaluator.streamed = streamed
+                    self._do(low, high)
+                    b.streams_end()
+                with b.inside(no):
+                    self.evaluator.streamed = frozenset()
+                    self._do(low, high)
+
+    def _do(self, low: Value, high: Value) -> None:
+        """All units of a range."""
+        b = self.b
+        if not self.in_stretches:
+            self._over_units(low, high)
+            return
+        assert self.shape.vector is not None
+        scope = Scope()
+        extent = self.evaluator.scalar_index(self.shape.vector.extent, scope)
+        span = b.mul(low, self.stretch), b.minimum(b.mul(high, self.stretch), extent)
+        self._around(self.loop, self.shape, list(self.shape.outer), scope, span)
 
     def _sizes(self, sizes: Value) -> dict[Size, Value]:
         return {size: self.b.load(i64, sizes, n) for n, size in enumerate(self.program.sizes)}
@@ -375,6 +392,10 @@ def _forget(scope: Scope, buffers: set[Buffer]) -> None:
         for key in stale:
             del here.known[key]
         here = here.parent
+
+
+def _by_name(buffer: Buffer) -> str:
+    return buffer.name
 
 
 def _expressions(statement: Statement) -> list[Expr]:

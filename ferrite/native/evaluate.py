@@ -66,6 +66,7 @@ class Evaluator:
         fail: Callable[[], None],
     ) -> None:
         self.b, self.buffers, self.sizes, self.fail = builder, buffers, sizes, fail
+        self.streamed: frozenset[Buffer] = frozenset()  # to which whole vectors go past the caches (`stream.py`)
 
     def reduce(self, node: Reduce | Fold, scope: Scope) -> Value:
         raise NotImplementedError
@@ -226,7 +227,9 @@ class Evaluator:
             self.b.scatter(value, self.buffers[buffer], self.offsets(offset, scope), mask=scope.mask)
             return
         base, start = self.address(buffer, offset, scope)
-        if not step.terms and step.constant == 1:
+        if buffer in self.streamed and scope.mask is None:
+            self.b.store(value, base, start, nontemporal=True, align=vector.lanes * buffer.dtype.bytes)
+        elif not step.terms and step.constant == 1:
             self.b.store(value, base, start, mask=scope.mask)
         else:
             self.b.store_strided(value, base, start, self.scalar_index(step, scope), mask=scope.mask)

@@ -7,8 +7,9 @@ lie on a page that does not exist. Bools are bytes in memory, and any byte but 0
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import TypeAlias
 
 from ferrite.loops.dtypes import DType, b8, i32, i64, u8
@@ -105,6 +106,16 @@ class Memory(Shuffle):
         places = [self.advance(address, data.dtype, way * data.lanes).names[0] for way in range(data.ways)]
         for name, place in zip(data.names, places, strict=True):
             self._void(f"store {text} {name}, ptr {place}{after}")
+
+    def are_aligned(self, bases: Sequence[Value]) -> Value:
+        """Whether every pointer is a multiple of a cache line."""
+        numbers = [Value(scalar(i64), (self._line(f"ptrtoint ptr {base.names[0]} to i64"),)) for base in bases]
+        return self.eq(self.and_(reduce(self.or_, numbers), CACHE_LINE - 1), 0)
+
+    def streams_end(self) -> None:
+        """Stores past the caches are seen by others before all that follows."""
+        if self.target.is_x86:
+            self._void("call void @llvm.x86.sse.sfence()")
 
     def prefetch(self, base: Value, dtype: DType, offset: Value | int, distance: Value | int, count: int) -> None:
         """Asks for `count` elements that stand a distance after an offset. Memory that is not there does no harm."""
