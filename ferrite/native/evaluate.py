@@ -162,8 +162,8 @@ class Evaluator:
         base, start = self.address(node.buffer, offset, scope)
         lanes, ways = vector.lanes, vector.ways
         if step.constant == 1 and not step.terms:
-            if node.buffer in scope.ahead:
-                self.b.prefetch(base, dtype, start, scope.ahead[node.buffer], lanes * ways)
+            if node in scope.ahead:
+                self.b.prefetch(base, dtype, start, scope.ahead[node], lanes * ways)
             return self.b.load(dtype, base, start, lanes, ways, mask=scope.mask)
         stride = self.scalar_index(step, scope)
         return self.b.load_strided(dtype, base, start, stride, lanes, ways, mask=scope.mask)

@@ -49,11 +49,12 @@ from ferrite.loops.nodes import (
 )
 from ferrite.loops.operations import REDUCTIONS
 from ferrite.loops.rewrite import Tree, can_raise, children, holds_argument, walk
+from ferrite.native.ahead import next_pieces
 from ferrite.native.builder import Value
 from ferrite.native.evaluate import I32_MOST, Evaluator
 from ferrite.native.math import FUNCTIONS
 from ferrite.native.scope import Groups, Lanes, Scope, whole_ways
-from ferrite.schedule.shape import best_axis, loads_in, ways_of, width_of
+from ferrite.schedule.shape import always_read, best_axis, loads_in, ways_of, width_of
 
 Running = tuple[Value, ...]
 Round = Callable[[Value, Running], Running]  # (position, running) -> running
@@ -282,10 +283,11 @@ class Reducer(Evaluator):
         groups = Groups(axis.extent, one.lanes, one.ways)
         extent = self.scalar_index(axis.extent, scope)
         whole = b.sub(extent, b.split(extent, one.group)[1])
+        ahead = next_pieces(always_read(one.node.body), one.loops[-1], axis) if one.loops else {}
 
         def each(position: Value, running: Running) -> Running:
             vector = Lanes(axis, position, one.lanes, one.ways)
-            return self._joined(one, scope.inner(axes={axis: position}, vector=vector), running)
+            return self._joined(one, scope.inner(axes={axis: position}, vector=vector, ahead=ahead), running)
 
         if groups.any:
             steps = one.steps(axis.extent, one.group, 1)

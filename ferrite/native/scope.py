@@ -12,7 +12,7 @@ from typing import Any
 
 from ferrite.errors import Malformed
 from ferrite.loops.index import Axis, Index, free_axes
-from ferrite.loops.nodes import Buffer, Expr
+from ferrite.loops.nodes import Expr, Load
 from ferrite.native.builder import Value
 
 
@@ -75,13 +75,13 @@ def even_ways(extent: Index, lanes: int, most: int) -> int:
 @dataclass
 class Scope:
     """`mask`: lanes that count, None for all. Outside of them nothing is read, written or checked. `ahead`: how far
-    after a load of a buffer memory is that will be needed soon."""
+    after a load memory is that will be needed soon (`ahead.py`)."""
 
     parent: Scope | None = None
     axes: dict[Axis, Value] = field(default_factory=dict)  # scalar positions; of the axis in lanes, where they start
     vector: Lanes | None = None
     mask: Value | None = None
-    ahead: Mapping[Buffer, int] = field(default_factory=dict)
+    ahead: Mapping[Load, int | Value] = field(default_factory=dict)
     known: dict[Any, Value] = field(default_factory=dict)
 
     def inner(self, **changes: Any) -> Scope:

@@ -92,15 +92,15 @@ def _turned_loads(row: Axis, lane: Axis, body: Sequence[Statement]) -> Iterator[
     if any(axis.extent.terms or axis.extent.constant % SQUARE for axis in (row, lane)):
         return
     written = {buffer for statement in body for buffer in written_by(statement)}
-    for node in dict.fromkeys(node for statement in body for node in _always_read(statement)):
+    for node in dict.fromkeys(node for statement in body for node in always_read(statement)):
         place = linear(node.index, node.buffer.strides)
         if smoothness(place, lane) == 0 and smoothness(place, row) == 2 and node.buffer not in written:
             yield node
 
 
-def _always_read(statement: Statement) -> Iterator[Load]:
+def always_read(part: Statement | Expr) -> Iterator[Load]:
     """Loads at every point: not those that a guard or a requirement protects, nor those of reductions."""
-    waiting: list[Tree] = list(children(statement))
+    waiting: list[Tree] = [part]
     while waiting:
         node = waiting.pop()
         if isinstance(node, Load):

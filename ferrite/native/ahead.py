@@ -1,0 +1,90 @@
+"""What is asked for before it is needed: the processor foresees one stream of addresses, and starts anew wherever the
+next address is elsewhere. A load in lanes then asks for memory some elements after its own, line by line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ferrite.loops.index import Axis, coefficient_of, free_axes, holds_data, of_atom, product
+from ferrite.loops.nodes import Buffer, Checked, Expr, Load, Reduce, Statement
+from ferrite.loops.rewrite import apply_rules, can_raise, walk
+from ferrite.loops.shapes import linear
+from ferrite.native.builder import Value
+from ferrite.native.evaluate import Evaluator
+from ferrite.native.scope import Scope
+from ferrite.schedule.shape import always_read, reductions_in, smoothness
+
+PIECE_BYTES = range(1 << 10, 1 << 17)  # that are read one after the other, for which it pays to ask for the next ones
+LOOK_UP = 2  # rows early
+LARGE = 1 << 20  # bytes of a buffer that the second cache does not hold
+
+Ahead = dict[Load, "int | Value"]  # for a load, after how many elements
+
+
+def next_rows(statements: Sequence[Statement], again: Iterable[Statement], row: Axis) -> Ahead:
+    """What the next row starts with, for buffers that a reduction has read along the row and a loop reads again. (A
+    layer norm of 8 MiB: 1.2 times as fast.)"""
+    summed = {node for part in statements for each in reductions_in(part) for node in walk(each.body)}
+    loads = [node for part in again for node in walk(part) if isinstance(node, Load) and node not in summed]
+    found: Ahead = {}
+    for buffer in {node.buffer for node in summed if isinstance(node, Load)}:
+        those = [node for node in loads if node.buffer is buffer]
+        steps = {coefficient_of(linear(node.index, buffer.strides), row) for node in those}
+        step = steps.pop() if len(steps) == 1 else None
+        if step is not None and not step.terms and step.constant * buffer.dtype.bytes in PIECE_BYTES:
+            found[those[0]] = step.constant
+    return found
+
+
+def next_looked_up(evaluator: Evaluator, statements: Iterable[Statement], row: Axis, lane: Axis, scope: Scope) -> Ahead:
+    """Where the next row is that an index from memory leads to: the index is looked up early, and not checked, since
+    nothing is read from there. (16384 of 65536 rows of 4 KiB: 1.3 times as fast.)"""
+    found: Ahead = {}
+    for node in dict.fromkeys(node for part in statements for node in always_read(part)):
+        place = linear(node.index, node.buffer.strides)
+        if not holds_data(place) or smoothness(place, lane) != 2 or row not in free_axes(place):
+            continue
+        unchecked = apply_rules(node, (_without_check,))
+        if not _is_piece(node.buffer, lane) or not is_large(node.buffer) or _takes_long(unchecked):
+            continue
+        b = evaluator.b
+        last = b.sub(evaluator.scalar_index(row.extent, scope), 1)
+        axes = {axis: scope.position(axis) for axis in free_axes(place) - {lane}}
+        axes[row] = b.minimum(b.add(axes[row], LOOK_UP), last)
+        there = linear(unchecked.index, unchecked.buffer.strides) - of_atom(lane)
+        here = evaluator.scalar_index(place - of_atom(lane), scope)
+        found[node] = b.sub(evaluator.scalar_index(there, Scope(axes=axes)), here)
+    return found
+
+
+def next_pieces(loads: Iterable[Load], around: Axis, lane: Axis) -> Ahead:
+    """What a reduction reads in the next round of the loop around its lanes, where that is not what follows in memory.
+    (Statistics of 64 channels of 64 MiB, 4 KiB by 4 KiB: 1.05 times as fast.)"""
+    found: Ahead = {}
+    for node in loads:
+        place = linear(node.index, node.buffer.strides)
+        step = coefficient_of(place, around)
+        if step is None or step.terms or smoothness(place, lane) != 2 or not _is_piece(node.buffer, lane):
+            continue
+        if step.constant > lane.extent.constant and is_large(node.buffer):
+            found[node] = step.constant
+    return found
+
+
+def _without_check(node: Expr) -> Expr | None:
+    """checked(n[i], ...) -> n[i]"""
+    return node.value if isinstance(node, Checked) else None
+
+
+def _takes_long(node: Load) -> bool:
+    return can_raise(node) or any(isinstance(part, Reduce) for part in walk(node)) or len([*walk(node)]) > 8
+
+
+def _is_piece(buffer: Buffer, lane: Axis) -> bool:
+    return not lane.extent.terms and lane.extent.constant * buffer.dtype.bytes in PIECE_BYTES
+
+
+def is_large(buffer: Buffer) -> bool:
+    elements = product(buffer.sizes)
+    return bool(elements.terms) or elements.constant * buffer.dtype.bytes >= LARGE
