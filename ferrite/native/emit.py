@@ -19,7 +19,7 @@ from ferrite.loops.index import Axis, Index, Size, coefficient_of, constant, fre
 from ferrite.loops.nodes import Accumulate, Assert, Buffer, Expr, FoldScan, Load, Program, Scan, Statement, Store
 from ferrite.loops.rewrite import children, loaded_in
 from ferrite.loops.shapes import linear
-from ferrite.native.ahead import Ahead, next_looked_up, next_rows
+from ferrite.native.ahead import Ahead, is_large, next_looked_up, next_rows
 from ferrite.native.builder import Builder, Value, pointer, scalar
 from ferrite.native.reduce import Reducer
 from ferrite.native.rows import MOST_COLUMNS, Kept, fold_rows, kept_values, sums_across
@@ -323,8 +323,11 @@ class _Work:
         start, step = evaluator.scalar_index(place, first), coefficient_of(place, column)
         assert step is not None
         apart, base = evaluator.scalar_index(step, first), evaluator.buffers[node.buffer]
-        columns = [b.load(node.dtype, base, b.add(start, b.mul(apart, number)), lanes) for number in range(lanes)]
-        return b.transpose(columns)
+        starts = [b.add(start, b.mul(apart, number)) for number in range(lanes)]
+        if is_large(node.buffer):  # the next columns: they lie apart
+            for each in starts:
+                b.prefetch(base, node.dtype, each, b.mul(apart, lanes), lanes)
+        return b.transpose([b.load(node.dtype, base, each, lanes) for each in starts])
 
     def _hoist(self, loop: Loop, scope: Scope, axis: Axis) -> None:
         """What a loop does not change is computed before it, unless the loop may change memory that it reads."""

@@ -28,7 +28,8 @@ from ferrite.schedule.shape import are_independent, best_axis, places_of, reduct
 MOST_STATEMENTS = 24  # of one tree: more of them need more registers and more time to compile
 FEW_POINTS = 16  # outer points that cannot keep threads busy ...
 MUCH_WORK = 1 << 17  # ... on this many inner ones
-LONGEST_ROW = 1 << 14  # bytes: half of the first cache, on the stack of a thread
+LONGEST_ROW = 1 << 14  # bytes: half of the first cache, for what is worth to be kept for a row
+LARGEST_TILE = 1 << 15  # bytes of a row that is kept on the stack of a thread
 
 
 @dataclass(frozen=True)
@@ -349,7 +350,7 @@ def _row_of(buffer: Buffer, loop: Loop) -> Buffer | None:
         strides.append(constant(0) if stays else step)
         step = step if stays else step * extent
     row = Buffer(buffer.name, buffer.dtype, buffer.sizes, tuple(reversed(strides)))
-    return row if row_length(row) * row.dtype.bytes <= LONGEST_ROW else None
+    return row if row_length(row) * row.dtype.bytes <= LARGEST_TILE else None
 
 
 def _moves_with(place: Index, axes: set[Axis]) -> bool:

@@ -1,21 +1,45 @@
-"""A nest that reads along one axis and writes along another runs in small squares, so that both stay in the cache.
+"""A nest that reads along one axis and writes along another runs in small tiles, so that both stay in the cache.
 
     for i, j in box(2048, 2048):                for i_block, j_block, i, j in box(64, 64, 32, 32):
         z[i, j] = x[i, j] + y[j, i]      ->         z[32*i_block + i, 32*j_block + j] = ...
 
-Where the squares do not fit the box there are further nests, for the rows and the columns that are left.
+Where the tiles do not fit the box there are further nests, for the rows and the columns that are left. If the box is
+large enough for larger tiles, what is read across is turned into memory of its own first:
+
+    for i_block, j_block, i, j in box(32, 16, 64, 128):
+        turned[i_block, j_block, 128*i + j] = y[128*j_block + j, 64*i_block + i]
+    for i_block, j_block, i, j in box(32, 16, 64, 128):
+        z[64*i_block + i, 128*j_block + j] = x[64*i_block + i, 128*j_block + j] + turned[i_block, j_block, 128*i + j]
+
+The nests share the loops over tiles, and `turned` is memory for one of them (`arrange`). So every line of memory is
+touched once, whole, and with its neighbours: where rows are a power of two apart, as they often are, no cache holds a
+line of many of them until the rest of it is wanted. One thread, f32, against squares of 32 without memory of their own:
+three of [256, 2048] 0.6 ms -> 0.22, [2048, 2048] 6.3 -> 4.8, [16384, 2048] 61 -> 37 (29 with stores past the caches).
 
 Law: points of a nest of plain stores write to different places, so their order does not matter.
 """
 
 from __future__ import annotations
 
-from ferrite.loops.index import ZERO, Axis, Index, known_nonnegative, of_atom
-from ferrite.loops.nodes import Nest, Program, Statement
-from ferrite.loops.rewrite import can_raise, fresh_name, names_in, substitute_axes
-from ferrite.schedule.shape import SQUARE, are_independent, best_axis, is_free_of_order, places_of, smoothness
+from ferrite.loops.access import written_by
+from ferrite.loops.index import ZERO, Axis, Index, known_nonnegative, of_atom, product
+from ferrite.loops.nodes import Buffer, Expr, Load, Nest, Program, Statement, Store
+from ferrite.loops.rewrite import apply_rules, can_raise, fresh_name, names_in, substitute_axes
+from ferrite.loops.shapes import contiguous_strides, linear
+from ferrite.schedule.arrange import FEW_POINTS, LARGEST_TILE
+from ferrite.schedule.shape import (
+    SQUARE,
+    always_read,
+    are_independent,
+    best_axis,
+    is_free_of_order,
+    places_of,
+    smoothness,
+)
 
 SIDE = SQUARE  # two cache lines of f32, and few enough rows for the first level of the TLB
+HEIGHTS, WIDTHS = (64,), (128, 64)  # of tiles that are turned first
+WASTE = 8  # at most one part in so many of an axis is left by tiles
 
 
 def tile_transposes(program: Program, side: int = SIDE) -> Program:
@@ -26,8 +50,14 @@ def tile_transposes(program: Program, side: int = SIDE) -> Program:
     crossed = _crossed_axes(nest, side)
     if crossed is None:
         return program
-    nests = tuple(_squares(nest, *crossed, side, names_in(program)))
-    return Program(program.name, program.sizes, program.parameters, program.locals, nests)
+    taken = names_in(program)
+    turned = _large_tile(nest, *crossed)
+    if turned is None:
+        nests = _tiles(nest, *crossed, (side, side), taken)
+        return Program(program.name, program.sizes, program.parameters, program.locals, tuple(nests))
+    whole, *rest = _tiles(nest, *crossed, turned, taken)
+    kept, first, then = _in_two(whole, taken)
+    return Program(program.name, program.sizes, program.parameters, (*program.locals, *kept), (first, then, *rest))
 
 
 def _crossed_axes(nest: Nest, side: int) -> tuple[Axis, Axis] | None:
@@ -52,21 +82,72 @@ def _is_long(axis: Axis, side: int) -> bool:
     return bool(axis.extent.terms) or known_nonnegative(axis.extent - 4 * side)
 
 
-def _squares(nest: Nest, rows: Axis, columns: Axis, side: int, taken: set[str]) -> list[Nest]:
-    """Whole squares, then all of the rows that are left, then the columns that are left of the other rows."""
-    whole_rows, whole_columns = rows.extent // side, columns.extent // side
-    row_block, column_block = (_named(f"{axis.name}_block", axis.extent // side, taken) for axis in (rows, columns))
-    row, column = (_named(axis.name, side, taken) for axis in (rows, columns))
+def _large_tile(nest: Nest, rows: Axis, columns: Axis) -> tuple[int, int] | None:
+    """Height and width of tiles that are turned into memory of their own, if there are enough of them."""
+    loads = _across(nest, rows, columns)
+    bytes_of_each = sum(load.dtype.bytes for load in loads)
+    for width in WIDTHS:
+        for height in HEIGHTS:
+            if not loads or not (_fits(rows, height) and _fits(columns, width)):
+                continue
+            if height * width * bytes_of_each > LARGEST_TILE:
+                continue
+            others = product(axis.extent for axis in nest.axes if axis not in (rows, columns))
+            if known_nonnegative(others * (rows.extent // height) * (columns.extent // width) - FEW_POINTS):
+                return height, width
+    return None
+
+
+def _across(nest: Nest, rows: Axis, columns: Axis) -> list[Load]:
+    """Loads at every point that have gaps along the columns and none along the rows."""
+    written = {buffer for statement in nest.body for buffer in written_by(statement)}
+    loads = dict.fromkeys(load for statement in nest.body for load in always_read(statement))
+    places = {load: linear(load.index, load.buffer.strides) for load in loads if load.buffer not in written}
+    return [load for load, at in places.items() if smoothness(at, columns) == 0 and smoothness(at, rows) == 2]
+
+
+def _fits(axis: Axis, length: int) -> bool:
+    extent = axis.extent
+    return not extent.terms and extent.constant >= length and extent.constant % length * WASTE <= extent.constant
+
+
+def _in_two(whole: Nest, taken: set[str]) -> tuple[list[Buffer], Nest, Nest]:
+    """The nest over tiles as one that turns what is read across, and one that does the rest."""
+    *outer, row, column = whole.axes
+    loads = _across(whole, row, column)
+    sizes = (*(axis.extent for axis in outer), row.extent * column.extent)
+    place = (*map(of_atom, outer), of_atom(row) * column.extent + of_atom(column))
+    kept: list[Buffer] = []
+    for load in loads:
+        name = fresh_name("turned", taken)
+        taken.add(name)
+        kept.append(Buffer(name, load.dtype, sizes, contiguous_strides(sizes)))
+    stores = tuple(Store(buffer, place, load) for buffer, load in zip(kept, loads, strict=True))
+    places: dict[Expr, Expr] = {load: Load(buffer, place) for buffer, load in zip(kept, loads, strict=True)}
+    return kept, Nest(whole.axes, stores), apply_rules(whole, (places.get,))
+
+
+def _tiles(nest: Nest, rows: Axis, columns: Axis, tile: tuple[int, int], taken: set[str]) -> list[Nest]:
+    """Whole tiles, then all of the rows that are left, then the columns that are left of the other rows."""
+    height, width = tile
+    row_block = _named(f"{rows.name}_block", rows.extent // height, taken)
+    column_block = _named(f"{columns.name}_block", columns.extent // width, taken)
+    row, column = _named(rows.name, height, taken), _named(columns.name, width, taken)
     others = tuple(axis for axis in nest.axes if axis not in (rows, columns))
-    places = {rows: of_atom(row_block) * side + of_atom(row), columns: of_atom(column_block) * side + of_atom(column)}
+    row_place, column_place = (
+        of_atom(row_block) * height + of_atom(row),
+        of_atom(column_block) * width + of_atom(column),
+    )
+    places = {rows: row_place, columns: column_place}
     made = [_moved(nest, (*others, row_block, column_block, row, column), places)]
-    last_row = _named(rows.name, rows.extent % side, taken)
+    last_row = _named(rows.name, rows.extent % height, taken)
     if last_row.extent is not ZERO:
-        made.append(_moved(nest, (*others, last_row, columns), {rows: whole_rows * side + of_atom(last_row)}))
-    last_column = _named(columns.name, columns.extent % side, taken)
+        at = rows.extent // height * height + of_atom(last_row)
+        made.append(_moved(nest, (*others, last_row, columns), {rows: at}))
+    last_column = _named(columns.name, columns.extent % width, taken)
     if last_column.extent is not ZERO:
-        rest = {rows: places[rows], columns: whole_columns * side + of_atom(last_column)}
-        made.append(_moved(nest, (*others, row_block, row, last_column), rest))
+        at = columns.extent // width * width + of_atom(last_column)
+        made.append(_moved(nest, (*others, row_block, row, last_column), places | {columns: at}))
     return made
 
 
