@@ -17,7 +17,7 @@ from ferrite.schedule.shape import always_read, reductions_in, smoothness
 
 PIECE_BYTES = range(1 << 10, 1 << 17)  # that are read one after the other, for which it pays to ask for the next ones
 LOOK_UP = 2  # rows early
-LARGE = 1 << 20  # bytes of a buffer that the second cache does not hold
+FAR = 1 << 20  # bytes of a buffer that the second cache does not hold
 
 Ahead = dict[Load, "int | Value"]  # for a load, after how many elements
 
@@ -46,7 +46,7 @@ def next_looked_up(evaluator: Evaluator, statements: Iterable[Statement], row: A
         if not holds_data(place) or smoothness(place, lane) != 2 or row not in free_axes(place):
             continue
         unchecked = apply_rules(node, (_without_check,))
-        if not _is_piece(node.buffer, lane) or not is_large(node.buffer) or _takes_long(unchecked):
+        if not _is_piece(node.buffer, lane) or not _is_far(node.buffer) or _takes_long(unchecked):
             continue
         b = evaluator.b
         last = b.sub(evaluator.scalar_index(row.extent, scope), 1)
@@ -67,7 +67,7 @@ def next_pieces(loads: Iterable[Load], around: Axis, lane: Axis) -> Ahead:
         step = coefficient_of(place, around)
         if step is None or step.terms or smoothness(place, lane) != 2 or not _is_piece(node.buffer, lane):
             continue
-        if step.constant > lane.extent.constant and is_large(node.buffer):
+        if step.constant > lane.extent.constant and _is_far(node.buffer):
             found[node] = step.constant
     return found
 
@@ -85,6 +85,6 @@ def _is_piece(buffer: Buffer, lane: Axis) -> bool:
     return not lane.extent.terms and lane.extent.constant * buffer.dtype.bytes in PIECE_BYTES
 
 
-def is_large(buffer: Buffer) -> bool:
+def _is_far(buffer: Buffer) -> bool:
     elements = product(buffer.sizes)
-    return bool(elements.terms) or elements.constant * buffer.dtype.bytes >= LARGE
+    return bool(elements.terms) or elements.constant * buffer.dtype.bytes >= FAR

@@ -19,7 +19,7 @@ from ferrite.loops.index import Axis, Index, Size, coefficient_of, constant, fre
 from ferrite.loops.nodes import Accumulate, Assert, Buffer, Expr, FoldScan, Load, Program, Scan, Statement, Store
 from ferrite.loops.rewrite import children, loaded_in
 from ferrite.loops.shapes import linear
-from ferrite.native.ahead import Ahead, is_large, next_looked_up, next_rows
+from ferrite.native.ahead import Ahead, next_looked_up, next_rows
 from ferrite.native.builder import Builder, Value, pointer, scalar
 from ferrite.native.reduce import Reducer
 from ferrite.native.rows import MOST_COLUMNS, Kept, fold_rows, kept_values, sums_across
@@ -29,7 +29,7 @@ from ferrite.native.stream import streamed_in
 from ferrite.native.target import Target
 from ferrite.native.team import call_launch
 from ferrite.schedule.arrange import Arrangement, Loop, arrange, row_length
-from ferrite.schedule.shape import Shape, are_independent, reductions_in, shape_of
+from ferrite.schedule.shape import Shape, are_independent, is_large, reductions_in, shape_of
 
 STRETCH = 4096  # elements of a tree with one loop that make a unit
 COLUMNS = 256  # the same where loops around the lanes must run in order

@@ -14,14 +14,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ferrite.loops.access import accesses
-from ferrite.loops.index import Axis, coefficient_of, of_atom, product
+from ferrite.loops.index import ZERO, Axis, Index, coefficient_of, of_atom
 from ferrite.loops.nodes import Buffer, Store
 from ferrite.loops.shapes import linear
 from ferrite.native.target import Target
 from ferrite.schedule.arrange import Loop
-from ferrite.schedule.shape import shape_of
+from ferrite.schedule.shape import Shape, is_large, shape_of, smoothness
 
-LARGE = 1 << 25  # bytes of a buffer
 LONG_PIECE = 512  # bytes that are written one after the other
 WIDTHS = (16, 32, 64)  # bytes that one instruction stores past the caches
 
@@ -30,42 +29,56 @@ def streamed_in(loop: Loop, target: Target) -> frozenset[Buffer]:
     """Buffers to which all stores of a tree go past the caches, if they start at a multiple of 64 bytes."""
     if not target.is_x86:
         return frozenset()
-    large = {access.buffer for part in loop.statements() for access in accesses(part) if _is_large(access.buffer)}
+    large = {access.buffer for part in loop.statements() for access in accesses(part) if is_large(access.buffer)}
     if not large:
         return frozenset()
     read = {access.buffer for part in loop.statements() for access in accesses(part) if not access.writes}
     return frozenset(large - read - set(_unfit(loop, (), target)))
 
 
-def _is_large(buffer: Buffer) -> bool:
-    elements = product(buffer.sizes)
-    return not elements.terms and elements.constant * buffer.dtype.bytes >= LARGE
-
-
-def _unfit(loop: Loop, around: Sequence[Axis], target: Target) -> Iterable[Buffer]:
+def _unfit(loop: Loop, around: Sequence[Axis], target: Target, beside: Sequence[Loop] = ()) -> Iterable[Buffer]:
     """Buffers that are written otherwise than in whole aligned vectors, one after the other."""
-    shape = shape_of(loop.axes, [*loop.statements()]) if loop.is_leaf else None
+    inner = [part for part in loop.body if isinstance(part, Loop)]
+    for each in inner:
+        yield from _unfit(each, (*around, *loop.axes), target, inner)
+    shape = None if inner else shape_of(loop.axes, [*loop.statements()])
     for part in loop.body:
         if isinstance(part, Loop):
-            yield from _unfit(part, (*around, *loop.axes), target)
-        elif shape is None or shape.vector is None or shape.turned or not isinstance(part, Store):
+            continue
+        if shape is None or not isinstance(part, Store) or not _in_long_pieces(part, shape, around, beside, target):
             yield from (access.buffer for access in accesses(part) if access.writes)
-        elif not _in_long_pieces(part, (*around, *shape.outer), shape.vector, shape.lanes(target.vector_bytes)):
-            yield part.buffer
 
 
-def _in_long_pieces(store: Store, around: Sequence[Axis], lane: Axis, lanes: int) -> bool:
+def _in_long_pieces(store: Store, shape: Shape, around: Sequence[Axis], beside: Sequence[Loop], target: Target) -> bool:
+    """`beside`: the loops that run in turn with the one that stores, which may write what follows."""
+    lane, lanes = shape.vector, shape.lanes(target.vector_bytes)
     place, size = linear(store.index, store.buffer.strides), store.buffer.dtype.bytes
-    step = coefficient_of(place, lane)
-    if step is None or step.terms or step.constant != 1 or lane.extent.terms or lanes * size not in WIDTHS:
+    if lane is None or shape.turned or lane.extent.terms or smoothness(place, lane) != 2 or lanes * size not in WIDTHS:
         return False
     rest = place - of_atom(lane)
     if rest.constant % lanes or any(coefficient % lanes for coefficient, _ in rest.terms):
         return False
-    piece = lane.extent.constant
-    for axis in reversed(around):
+    piece = lane.extent.constant if shape.outer else _side_by_side(store.buffer, rest, lane, beside)
+    for axis in reversed((*around, *shape.outer)):
         step = coefficient_of(place, axis)
         if step is None or step.terms or step.constant != piece or axis.extent.terms:
             break
         piece *= axis.extent.constant
     return piece * size >= LONG_PIECE
+
+
+def _side_by_side(buffer: Buffer, rest: Index, lane: Axis, beside: Sequence[Loop]) -> int:
+    """How many elements loops of one axis write together, if each goes on where the one before it ended."""
+    parts: list[tuple[Index, int]] = []
+    for loop in beside:
+        for part in loop.body:
+            if isinstance(part, Store) and part.buffer is buffer and len(loop.axes) == 1:
+                (axis,) = loop.axes
+                start = linear(part.index, buffer.strides) - of_atom(axis) - rest
+                parts.append((start, axis.extent.constant))
+    end = parts[0][0] if parts else ZERO
+    for start, length in parts:
+        if start is not end or start.terms:
+            return lane.extent.constant
+        end = start + length
+    return sum(length for _, length in parts) or lane.extent.constant

@@ -8,6 +8,7 @@ from functools import wraps
 
 from ferrite.host.lowered import Lowered
 from ferrite.loops.nodes import Program
+from ferrite.schedule.cut_at_guards import cut_at_guards
 from ferrite.schedule.fuse import fuse
 from ferrite.schedule.keep_exponentials import keep_exponentials
 from ferrite.schedule.keep_rows import keep_rows
@@ -40,6 +41,7 @@ SCHEDULE_PASSES: tuple[Callable[[Lowered], Lowered], ...] = (
     of_each_kernel(split_reductions),
     of_each_kernel(keep_rows),
     of_each_kernel(keep_exponentials),
+    of_each_kernel(cut_at_guards),
     of_each_kernel(tile_transposes),
     reuse_memory,
 )

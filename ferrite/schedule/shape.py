@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ferrite.loops.access import Access, accesses, axis_at, written_by
-from ferrite.loops.index import Axis, Index, coefficient_of, free_axes, holds_data
+from ferrite.loops.index import Axis, Index, coefficient_of, free_axes, holds_data, product
 from ferrite.loops.nodes import (
     Accumulate,
     Apply,
@@ -28,7 +28,7 @@ from ferrite.loops.nodes import (
     Store,
 )
 from ferrite.loops.rewrite import Tree, children, walk
-from ferrite.loops.shapes import linear
+from ferrite.loops.shapes import contiguous_strides, linear
 
 MOST_WAYS = 4
 RANDOM_WEIGHT = 49  # operations: ten rounds of two products keep the processor busy by themselves
@@ -38,6 +38,7 @@ QUICK |= {"eq", "ne", "lt", "le", "gt", "ge", "and_", "or_", "xor", "not_"}
 LONG_BODY, LONGEST_BODY = 16, 48  # operations: more of them need the registers for themselves
 SQUARE = 32  # elements: every vector has so many or a part of them
 STORE_WEIGHT = 3  # a store with gaps costs more than a load with gaps
+LARGE = 1 << 25  # bytes of a buffer that no cache holds
 
 
 @dataclass(frozen=True)
@@ -204,7 +205,7 @@ def _everything_in(parts: Iterable[Statement | Expr], along: Axis | None) -> set
 def are_independent(statements: Iterable[Statement], axis: Axis) -> bool:
     """Whether points that differ along the axis touch different places of what is written, so that their order does not
     matter along it. For every buffer that is written: all touch it at the one place of the point, or some dimension is
-    indexed by the axis alone wherever it is touched."""
+    indexed by the axis alone wherever it is touched, or several are that tell it."""
     touched: defaultdict[Buffer, list[Access]] = defaultdict(list)
     in_order: set[Buffer] = set()
     for statement in statements:
@@ -217,9 +218,23 @@ def are_independent(statements: Iterable[Statement], axis: Axis) -> bool:
             continue
         if buffer not in in_order and len({access.index for access in those}) == 1:
             continue
-        if not any(all(axis_at(access.index[n]) is axis for access in those) for n in range(len(buffer.sizes))):
+        if any(all(axis_at(access.index[n]) is axis for access in those) for n in range(len(buffer.sizes))):
+            continue
+        if not _is_told_by_dimensions(buffer, those, axis):
             return False
     return True
+
+
+def _is_told_by_dimensions(buffer: Buffer, those: Sequence[Access], axis: Axis) -> bool:
+    """Whether dimensions that depend on the axis alone, and are the same wherever the buffer is touched, tell together
+    where along the axis that was: `i_j // 16` and `i_j % 16`."""
+    same = [n for n, places in enumerate(zip(*(access.index for access in those), strict=True)) if len({*places}) == 1]
+    own = [n for n in same if free_axes(those[0].index[n]) == {axis} and not holds_data(those[0].index[n])]
+    if len(own) < 2:
+        return False
+    place = linear([those[0].index[n] for n in own], contiguous_strides([buffer.sizes[n] for n in own]))
+    step = coefficient_of(place, axis)
+    return step is not None and not step.terms and step.constant != 0
 
 
 def is_free_of_order(statement: Statement) -> bool:
@@ -227,6 +242,12 @@ def is_free_of_order(statement: Statement) -> bool:
     if not isinstance(statement, Store):
         return False
     return not any(map(holds_data, statement.index))
+
+
+def is_large(buffer: Buffer) -> bool:
+    """Whether it is known to be larger than any cache."""
+    elements = product(buffer.sizes)
+    return not elements.terms and elements.constant * buffer.dtype.bytes >= LARGE
 
 
 def reductions_in(node: Statement | Expr) -> list[Reduce]:

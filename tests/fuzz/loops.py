@@ -30,7 +30,7 @@ import random
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 from unittest import mock
 
@@ -44,8 +44,10 @@ from ferrite.loops.oracle_reduce import REDUCE, SCAN, Body
 from ferrite.loops.oracle_values import EXACT, STORAGE, from_storage, rounded, to_storage
 from ferrite.loops.passes import BOX_PASSES, LOOP_PASSES
 from ferrite.loops.text import show
-from ferrite.native import build, emit, team
+from ferrite.native import build, emit, stream, team
 from ferrite.native.target import Target
+from ferrite.schedule import shape
+from ferrite.schedule.cut_at_guards import cut_at_guards
 from ferrite.schedule.keep_exponentials import keep_exponentials
 from ferrite.schedule.keep_rows import keep_rows
 from ferrite.schedule.lift_reductions import lift_reductions
@@ -64,7 +66,8 @@ NORMAL_NOISE = 2.0**-21  # absolute
 SPREAD = 6.0
 PRECISION = {"f64": 2.0**-52, "f32": 2.0**-23, "f16": 2.0**-10, "bf16": 2.0**-7}
 TOLERANCE = 8.0  # units in the last place that need no explanation
-OF_ONE_KERNEL = (lift_reductions, split_reductions, keep_rows, keep_exponentials, tile_transposes)
+SHORT_PARTS = partial(cut_at_guards, shortest=1)
+OF_ONE_KERNEL = (lift_reductions, split_reductions, keep_rows, keep_exponentials, SHORT_PARTS, tile_transposes)
 KERNEL_PASSES = (*LOOP_PASSES, *OF_ONE_KERNEL, *BOX_PASSES)
 APPROXIMATED = ("sum", "prod", "welford", "softmax")
 EXACT_BY_DTYPE = ("shl", "shr", "nextafter", "fma")
@@ -348,8 +351,12 @@ def _quick_machine(target: Target) -> Any:
 
 @contextlib.contextmanager
 def small_parts() -> Iterator[None]:
-    """Threads share loops of any size."""
-    with mock.patch.multiple(emit, GRAIN=1, STRETCH=64, COLUMNS=64):
+    """Threads share loops of any size, and stores go past the caches wherever they may."""
+    with (
+        mock.patch.multiple(emit, GRAIN=1, STRETCH=64, COLUMNS=64),
+        mock.patch.object(shape, "LARGE", 1),
+        mock.patch.object(stream, "LONG_PIECE", 1),
+    ):
         yield
 
 

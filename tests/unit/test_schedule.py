@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,9 +14,13 @@ import torch
 from ferrite.artifact.kernels import kernels_of
 from ferrite.loops.nodes import Program
 from ferrite.loops.text import parse_program, show
+from ferrite.schedule import shape, tile
+from ferrite.schedule.arrange import arrange
+from ferrite.schedule.cut_at_guards import cut_at_guards
 from ferrite.schedule.keep_exponentials import keep_exponentials
 from ferrite.schedule.keep_rows import keep_rows
 from ferrite.schedule.lift_reductions import lift_reductions
+from ferrite.schedule.shape import are_independent
 from ferrite.schedule.tile import tile_transposes
 from tests.unit.test_rewrite import assert_keeps_every_bit
 
@@ -23,6 +28,7 @@ PASSES: dict[str, Callable[[Program], Program]] = {
     "lift_reductions": lift_reductions,
     "keep_rows": keep_rows,
     "keep_exponentials": keep_exponentials,
+    "cut_at_guards": partial(cut_at_guards, shortest=1),
     "tile_transposes": partial(tile_transposes, side=2),
 }
 
@@ -82,6 +88,99 @@ def program(x: f32[256, 130], y: out(f32[130, 256])):
     ]
 
 
+def test_large_tiles_are_turned_first() -> None:
+    program = parse_program("""
+def program(x: f32[256, 514], z: f32[514, 256], y: out(f32[514, 256])):
+    for i, j in box(514, 256):
+        y[i, j] = x[j, i] + z[i, j]
+""")
+    with mock.patch.object(shape, "LARGE", 1):
+        tiled = tile_transposes(program)
+    assert body_of(tiled) == [
+        "    turned = local(f32[8, 2, 8192])",
+        "    for i_block, j_block, i_1, j_1 in box(8, 2, 64, 128):",
+        "        turned[i_block, j_block, 128*i_1 + j_1] = x[j_1 + 128*j_block, i_1 + 64*i_block]",
+        "    for i_block, j_block, i_1, j_1 in box(8, 2, 64, 128):",
+        "        y[i_1 + 64*i_block, j_1 + 128*j_block] = turned[i_block, j_block, 128*i_1 + j_1]"
+        " + z[i_1 + 64*i_block, j_1 + 128*j_block]",
+        "    for i_2, j in box(2, 256):",
+        "        y[i_2 + 512, j] = x[j, i_2 + 512] + z[i_2 + 512, j]",
+    ]
+    assert arrange(tiled).text().startswith("turned = row(8192)\nfor i_block, j_block in box(8, 2):\n")
+
+
+def test_small_tiles_that_are_turned_first_keep_every_bit() -> None:
+    with mock.patch.multiple(tile, HEIGHTS=(2,), WIDTHS=(4, 2), FEW_POINTS=1), mock.patch.object(shape, "LARGE", 0):
+        assert_keeps_every_bit(partial(tile_transposes, side=2))
+
+
+ROTATED = """
+def program(x: f32[8, 64], z: f32[8, 64], y: out(f32[8, 64])):
+    for i, j in box(8, 64):
+        y[i, j] = x[i, j] * guarded({condition}, z[i, j + 32], z[i, j])
+"""
+
+
+@pytest.mark.parametrize(
+    ("condition", "cut"),
+    [
+        ("value(j) < i64(20)", 20),
+        ("value(j) <= i64(20)", 21),
+        ("i64(20) > value(j)", 20),
+        ("i64(20) >= value(j)", 21),
+        ("value(20 - j) >= i64(0)", 21),
+        ("value(j + 12) < i64(32)", 20),
+    ],
+)
+def test_lanes_are_cut_where_a_guard_changes(condition: str, cut: int) -> None:
+    program = parse_program(ROTATED.format(condition=condition))
+    places = ["j", f"j + {cut}"]
+    assert body_of(cut_at_guards(program)) == [
+        f"    for i, j in box(8, {cut}):",
+        "        y[i, j] = x[i, j] * z[i, j + 32]",
+        f"    for i, j in box(8, {64 - cut}):",
+        f"        y[i, {places[1]}] = x[i, {places[1]}] * z[i, {places[1]}]",
+    ]
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "value(j) < i64(8)",  # a part would be short
+        "value(j) < value(i)",  # another place in each row
+        "value(i) < i64(4)",  # the same for all lanes
+        "(value(j) < i64(24)) & (z[i, j] > f32(0.0)) & (value(j) >= i64(20))",  # a part would be short
+    ],
+)
+def test_lanes_stay_whole(condition: str) -> None:
+    program = parse_program(ROTATED.format(condition=condition))
+    assert cut_at_guards(program) is program
+
+
+def test_what_nests_hand_on_is_not_cut() -> None:
+    program = parse_program("""
+def program(x: f32[8, 64], y: out(f32[8, 64])):
+    t = local(f32[8, 64])
+    for i, j in box(8, 64):
+        t[i, j] = guarded(value(j) < i64(32), x[i, j + 32], f32(0.0))
+    for i, j in box(8, 64):
+        y[i, j] = exp(t[i, j])
+""")
+    assert cut_at_guards(program) is program
+
+
+def test_threads_share_rows_that_are_cut() -> None:
+    """Two stores per row, rows counted by one axis that stands for two dimensions."""
+    program = parse_program("""
+def program(x: f32[4, 8, 64], y: out(f32[4, 8, 64])):
+    for i, k, j in box(4, 8, 64):
+        y[i, k, j] = guarded(value(j) < i64(32), x[i, k, j + 32], x[i, k, j - 32])
+""")
+    (loop,) = arrange(cut_at_guards(program)).loops
+    assert [axis.name for axis in loop.axes] == ["i_k"]
+    assert are_independent([*loop.statements()], loop.axes[0])
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -119,8 +218,10 @@ def program(s0: size(0, 512), s1: size(0, 512), x: f32[s1, s0], y: out(f32[s0, s
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool])
-@pytest.mark.parametrize("executor", ["oracle", "native"])
-def test_squares_are_turned(dtype: torch.dtype, executor: str) -> None:
+@pytest.mark.parametrize(
+    ("executor", "rows", "columns"), [("oracle", 131, 163), ("native", 131, 163), ("native", 514, 257)]
+)
+def test_tiles_are_turned(dtype: torch.dtype, executor: str, rows: int, columns: int) -> None:
     """Through torch.compile, with guards, a broadcast and a mixture of dtypes beside the transposed tensor."""
 
     def function(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> Any:
@@ -128,8 +229,9 @@ def test_squares_are_turned(dtype: torch.dtype, executor: str) -> None:
         return x.t().contiguous(), y + x.t().to(torch.float32) * z, padded + x.t().to(torch.float32)
 
     torch.manual_seed(0)
-    x = torch.randint(0, 2, (163, 131)).to(dtype)
-    y, z = torch.randn(131, 163), torch.randn(163)
-    options = {"executor": executor, "strict": True}
-    found = torch.compile(function, backend="ferrite", options=options)(x, y, z)
+    x = torch.randint(0, 2, (columns, rows)).to(dtype)
+    y, z = torch.randn(rows, columns), torch.randn(columns)
+    options = {"executor": executor, "strict": True, "cache": "off"}
+    with mock.patch.object(shape, "LARGE", 1):
+        found = torch.compile(function, backend="ferrite", options=options)(x, y, z)
     torch.testing.assert_close(found, function(x, y, z))

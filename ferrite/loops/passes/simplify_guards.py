@@ -20,14 +20,14 @@ TRUE, FALSE = Const(True, b8), Const(False, b8)
 
 
 def simplify_guards(program: Program) -> Program:
-    return apply_rules(program, (decide_comparison, fold_logic, fold_guard, drop_requirement))
+    return apply_rules(program, RULES)
 
 
 def decide_comparison(node: Expr) -> Expr | None:
     """value(i) < value(s0) -> True where i is known to be below s0"""
     match node:
         case Apply(operation=operation, operands=(left, right)) if operation in _NEGATED:
-            first, second = _as_index(left), _as_index(right)
+            first, second = as_index(left), as_index(right)
             if first is None or second is None or can_raise(node):
                 return None
             if _proven(operation, first, second):
@@ -40,7 +40,8 @@ def decide_comparison(node: Expr) -> Expr | None:
 _NEGATED = {"lt": "ge", "ge": "lt", "gt": "le", "le": "gt", "eq": "ne", "ne": "eq"}
 
 
-def _as_index(node: Expr) -> Index | None:
+def as_index(node: Expr) -> Index | None:
+    """An integer that is made of sizes and positions."""
     match node:
         case Position(index=place):
             return place
@@ -94,3 +95,6 @@ def drop_requirement(node: Expr) -> Expr | None:
         case Require(condition=Const(value=True), value=value):
             return value
     return None
+
+
+RULES = (decide_comparison, fold_logic, fold_guard, drop_requirement)

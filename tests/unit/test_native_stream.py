@@ -1,0 +1,111 @@
+"""Stores that go past the caches, and what is asked for before it is needed."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from ferrite.loops import oracle, oracle_values
+from ferrite.loops.text import parse_program
+from ferrite.native import ahead
+from ferrite.native.emit import emit
+from ferrite.native.target import Target, host, named
+from ferrite.schedule import shape
+from tests.unit.targets import TARGETS
+from tests.unit.test_native_kernels import Code
+
+
+@pytest.mark.parametrize(
+    ("body", "columns", "parameters", "goes_past"),
+    [
+        ("y[i, j] = x[i, j] * f32(2.0)", 2048, "y: out(f32[{rows}, {columns}])", True),
+        ("y[i, j] = x[i, j] / sum(x[i, r] for r in box(2048))", 2048, "y: out(f32[{rows}, {columns}])", True),
+        ("y[i, j] = x[i, j] * f32(2.0)", 1024, "y: out(f32[{rows}, {columns}])", False),  # a cache holds it
+        ("y[i, j] = x[i, j] + y[i, j]", 2048, "y: inout(f32[{rows}, {columns}])", False),  # it is in the cache by then
+        ("y[i, j] = x[i, j]", 2048, "y: out(f32[{rows}, 4096].stride(4096, 1))", True),
+        ("y[i, j] = x[i, j]", 2048, "y: out(f32[{rows}, 4096].stride(4097, 1))", False),  # not aligned
+        ("y[i, j + 1] = x[i, j]", 2048, "y: out(f32[{rows}, 4096])", False),
+        ("y[i, j] = x[i, j]", 2048, "y: out(f32[{rows}, {columns}].stride(1, {rows}))", False),  # with gaps
+    ],
+)
+def test_which_stores_go_past_the_caches(body: str, columns: int, parameters: str, goes_past: bool) -> None:
+    given = f"x: f32[{{rows}}, {{columns}}], {parameters}".format(rows=4096, columns=columns)
+    loop = f"    for i, j in box(4096, {columns}):\n        {body}\n"
+    program = parse_program(f"def program({given}):\n{loop}")
+    for target in (named("x86-64-v4"), named("x86-64-v3"), named("x86-64")):
+        assert ("nontemporal" in emit([program], target).text) is goes_past
+    assert "nontemporal" not in emit([program], named("aarch64")).text
+
+
+def test_short_pieces_take_plain_stores_unless_loops_write_them_in_turn() -> None:
+    """Rows of 256 bytes: with a gap after each; with the other half from a loop of its own."""
+    alone = "    for i, j in box(262144, 64):\n        y[i, j] = x[i, j]\n"
+    both = alone + "    for i, j in box(262144, 64):\n        y[i, j + 64] = neg(x[i, j])\n"
+    for body, goes_past in ((alone, False), (both, True)):
+        program = parse_program(f"def program(x: f32[262144, 64], y: out(f32[262144, 128])):\n{body}")
+        assert ("nontemporal" in emit([program], host()).text) is goes_past
+
+
+def placed(array: Any, offset: int) -> Any:
+    """A copy that starts so many bytes after a multiple of 64."""
+    raw = np.zeros(array.nbytes + 128, np.uint8)
+    start = -raw.ctypes.data % 64 + offset
+    made = raw[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    made[...] = array
+    return made
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+@pytest.mark.parametrize("offset", [0, 4, 32])
+@pytest.mark.parametrize("dtype", ["f32", "f64", "bf16", "i32"])
+def test_the_values_are_the_same_wherever_memory_starts(dtype: str, offset: int, target: Target) -> None:
+    rows, columns = 5, 320
+    text = f"def program(x: {dtype}[5, 320], y: out({dtype}[5, 320])):\n"
+    made = parse_program(text + "    for i, j in box(5, 320):\n        y[i, j] = x[i, j] + x[i, 0]\n")
+    with mock.patch.object(shape, "LARGE", 1):
+        code = Code(made, target)
+        goes_past = "nontemporal" in emit([made], target).text
+    assert goes_past is (dtype != "bf16" or target.vector_bytes > 16)  # 8 bytes at once are too few
+    kind = oracle_values.STORAGE[made.parameters[0].buffer.dtype]
+    numbers = np.arange(rows * columns).reshape(rows, columns) % 50
+    x = oracle_values.to_storage(numbers.astype(np.float64), made.parameters[0].buffer.dtype).astype(kind)
+    theirs = {"x": x.copy(), "y": np.zeros_like(x)}
+    oracle.run(made, {}, theirs)
+    ours = {"x": placed(x, 0), "y": placed(np.zeros_like(x), offset - offset % x.itemsize)}
+    for threads in (1, 2):
+        assert code({}, ours, threads) == 0
+        assert np.array_equal(ours["y"], theirs["y"])
+
+
+LOOKED_UP = """
+def program(x: f32[1024, 512], n: i64[9], y: out(f32[9, 512])):
+    for i, j in box(9, 512):
+        y[i, j] = x[at(checked(n[i], 1024, True, 'IndexError', 'no'), 0, 1023), j]
+"""
+
+
+def test_the_next_row_that_an_index_leads_to_is_asked_for_and_not_checked_early() -> None:
+    program = parse_program(LOOKED_UP)
+    assert "llvm.prefetch" in emit([program], host()).text
+    with mock.patch.object(ahead, "FAR", 1 << 30):
+        assert "llvm.prefetch" not in emit([program], host()).text
+    code = Code(program, host())
+    x = np.arange(1024 * 512, dtype=np.float32).reshape(1024, 512)
+    n, y = np.array([3, -1, 7, 0, 1023, -1024, 5, 5, 2], np.int64), np.zeros((9, 512), np.float32)
+    assert code({}, {"x": x, "n": n, "y": y}) == 0
+    assert np.array_equal(y, x[n])
+    n[8] = 1024
+    y[...] = 0
+    assert code({}, {"x": x, "n": n, "y": y}) == 1
+    assert np.array_equal(y[:8], x[n[:8]])
+
+
+def test_a_reduction_asks_for_the_next_piece_where_that_lies_elsewhere() -> None:
+    text = "def program(x: f32[64, 16, 1024], y: out(f32[16])):\n    for j in box(16):\n        y[j] = {}\n"
+    apart = parse_program(text.format("sum(x[r, j, k] for r, k in box(64, 1024))"))
+    assert "llvm.prefetch" in emit([apart], host()).text
+    short = parse_program(text.format("sum(x[r, j, k] for r, k in box(64, 128))"))
+    assert "llvm.prefetch" not in emit([short], host()).text
