@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ferrite.loops.index import Axis, coefficient_of, free_axes, holds_data, of_atom, product
+from ferrite.loops.index import Axis, Index, coefficient_of, free_axes, holds_data, of_atom, product
 from ferrite.loops.nodes import Buffer, Checked, Expr, Load, Reduce, Statement
 from ferrite.loops.rewrite import apply_rules, can_raise, walk
 from ferrite.loops.shapes import linear
@@ -16,7 +16,7 @@ from ferrite.native.scope import Scope
 from ferrite.schedule.shape import always_read, reductions_in, smoothness
 
 PIECE_BYTES = range(1 << 10, 1 << 17)  # that are read one after the other, for which it pays to ask for the next ones
-LOOK_UP = 2  # rows early
+EARLY = 4  # rows before one that is looked up: to find where a page is takes as long as to read some lines of it
 FAR = 1 << 20  # bytes of a buffer that the second cache does not hold
 
 Ahead = dict[Load, "int | Value"]  # for a load, after how many elements
@@ -39,7 +39,8 @@ def next_rows(statements: Sequence[Statement], again: Iterable[Statement], row: 
 
 def next_looked_up(evaluator: Evaluator, statements: Iterable[Statement], row: Axis, lane: Axis, scope: Scope) -> Ahead:
     """Where the next row is that an index from memory leads to: the index is looked up early, and not checked, since
-    nothing is read from there. (16384 of 65536 rows of 4 KiB: 1.3 times as fast.)"""
+    nothing is read from there. Of a row that comes later the ends are asked for here: then the processor knows the page
+    when its lines are wanted. (16384 of 65536 rows of 4 KiB: 12.3 ms without, 9.4 with the next row, 8.0 with both.)"""
     found: Ahead = {}
     for node in dict.fromkeys(node for part in statements for node in always_read(part)):
         place = linear(node.index, node.buffer.strides)
@@ -48,14 +49,21 @@ def next_looked_up(evaluator: Evaluator, statements: Iterable[Statement], row: A
         unchecked = apply_rules(node, (_without_check,))
         if not _is_piece(node.buffer, lane) or not _is_far(node.buffer) or _takes_long(unchecked):
             continue
-        b = evaluator.b
-        last = b.sub(evaluator.scalar_index(row.extent, scope), 1)
-        axes = {axis: scope.position(axis) for axis in free_axes(place) - {lane}}
-        axes[row] = b.minimum(b.add(axes[row], LOOK_UP), last)
-        there = linear(unchecked.index, unchecked.buffer.strides) - of_atom(lane)
-        here = evaluator.scalar_index(place - of_atom(lane), scope)
-        found[node] = b.sub(evaluator.scalar_index(there, Scope(axes=axes)), here)
+        b, bare = evaluator.b, linear(unchecked.index, unchecked.buffer.strides) - of_atom(lane)
+        following = _rows_after(evaluator, bare, row, 1, scope)
+        found[node] = b.sub(following, evaluator.scalar_index(place - of_atom(lane), scope))
+        later = _rows_after(evaluator, bare, row, EARLY, scope)
+        for end in (0, lane.extent.constant - 1):
+            b.prefetch(evaluator.buffers[node.buffer], node.dtype, later, end, 1)
     return found
+
+
+def _rows_after(evaluator: Evaluator, place: Index, row: Axis, count: int, scope: Scope) -> Value:
+    """The place so many rows later, or in the last row."""
+    b = evaluator.b
+    axes = {axis: scope.position(axis) for axis in free_axes(place)}
+    axes[row] = b.minimum(b.add(axes[row], count), b.sub(evaluator.scalar_index(row.extent, scope), 1))
+    return evaluator.scalar_index(place, Scope(axes=axes))
 
 
 def next_pieces(loads: Iterable[Load], around: Axis, lane: Axis) -> Ahead:

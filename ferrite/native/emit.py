@@ -179,7 +179,7 @@ class _Work:
                 b.ret()
 
             self.evaluator = Reducer(b, addresses, self._sizes(sizes), fail)
-            streamed = streamed_in(self.loop, b.target)
+            streamed = streamed_in(self.loop, b.target) - self.registers
             if not streamed:
                 self._do(low, high)
                 return

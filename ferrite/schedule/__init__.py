@@ -41,7 +41,7 @@ SCHEDULE_PASSES: tuple[Callable[[Lowered], Lowered], ...] = (
     of_each_kernel(split_reductions),
     of_each_kernel(keep_rows),
     of_each_kernel(keep_exponentials),
-    of_each_kernel(cut_at_guards),
     of_each_kernel(tile_transposes),
     reuse_memory,
+    of_each_kernel(cut_at_guards),
 )

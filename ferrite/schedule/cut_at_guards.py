@@ -9,7 +9,8 @@ The nests share the loops around the lanes (`arrange`), so the order in which me
 lanes takes masks, and both of its sides are computed. One thread, rotary embedding of 64 MiB of f32 in rows of 64:
 14 ms -> 8.
 
-Law: points of a nest of plain stores write to different places, so their order does not matter.
+Law: points of a nest of plain stores write to different places, so their order does not matter. That holds if a result
+lies over an operand, too (`reuse_memory`): each point reads there only what it writes itself.
 """
 
 from __future__ import annotations

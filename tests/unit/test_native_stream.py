@@ -109,3 +109,16 @@ def test_a_reduction_asks_for_the_next_piece_where_that_lies_elsewhere() -> None
     assert "llvm.prefetch" in emit([apart], host()).text
     short = parse_program(text.format("sum(x[r, j, k] for r, k in box(64, 128))"))
     assert "llvm.prefetch" not in emit([short], host()).text
+
+
+def test_a_register_is_not_stored() -> None:
+    """Nobody reads `t`: it has no memory."""
+    program = parse_program("""
+def program(x: f32[8, 64], y: out(f32[8, 64])):
+    t = local(f32[8, 64])
+    for i, j in box(8, 64):
+        t[i, j] = x[i, j]
+        y[i, j] = x[i, j] + f32(1.0)
+""")
+    with mock.patch.object(shape, "LARGE", 1):
+        assert emit([program], host()).names == ("program",)
