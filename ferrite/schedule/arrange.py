@@ -19,15 +19,17 @@ from dataclasses import dataclass
 
 from ferrite.loops.access import Access, accesses, axis_at, written_by
 from ferrite.loops.index import Axis, Index, constant, free_axes, holds_data, known_equal, of_atom, product
-from ferrite.loops.nodes import Buffer, Nest, Program, Statement, Store
+from ferrite.loops.nodes import Apply, Buffer, Load, Nest, Program, Statement, Store
 from ferrite.loops.passes.merge_axes import Joins, merged, merged_in_reductions
-from ferrite.loops.rewrite import fresh_name, names_in, replace_buffers, substitute_axes
+from ferrite.loops.rewrite import fresh_name, names_in, replace_buffers, substitute_axes, walk
 from ferrite.loops.text import show
 from ferrite.schedule.shape import are_independent, best_axis, places_of, reductions_in
 
 MOST_STATEMENTS = 24  # of one tree: more of them need more registers and more time to compile
 FEW_POINTS = 16  # outer points that cannot keep threads busy ...
 MUCH_WORK = 1 << 17  # ... on this many inner ones
+FEW_NUMBERS = 8  # that a vector holds
+DEAR = frozenset({"exp", "expm1", "log", "log1p", "pow", "sin", "cos", "tan", "tanh", "sigmoid", "erf", "erfc"})
 LONGEST_ROW = 1 << 14  # bytes: half of the first cache, for what is worth to be kept for a row
 LARGEST_TILE = 1 << 15  # bytes of a row that is kept on the stack of a thread
 
@@ -189,12 +191,40 @@ def _would_hurt(
         return Refusal("its sums run across the rows that they could share")
     if not rest and (left or not loop.is_leaf) and _sums_across(nest.axes, nest.body):
         return Refusal("its sums run across the rows that they could share")
+    if _gives_as_much_as_it_reads(loop.axes, loop.body):
+        if left or rest or not loop.is_leaf:
+            return Refusal("the sums of a small product would run row by row")
+        if any(map(_is_dear, nest.body)):
+            return Refusal("it would be computed number by number, behind sums that run along memory")
+    if _gives_as_much_as_it_reads(nest.axes, nest.body):
+        return Refusal("the sums of a small product would run row by row")
     in_order = shared == loop.axes[: len(shared)] and tuple(together.values()) == nest.axes[: len(shared)]
     if not in_order and not _shares_much(loop, nest, set(together.values())):
         return Refusal("loops would change places for a few elements in common")
     if (left or rest) and _starves_threads(shared, left + rest):
         return Refusal("too few outer points for the threads")
     return None
+
+
+def _gives_as_much_as_it_reads(axes: Sequence[Axis], body: Iterable[Statement | Loop]) -> bool:
+    """Whether sums along memory give a number for every few that are read: products of small matrices do."""
+    statements = [part for part in body if not isinstance(part, Loop)]
+    read = {
+        node.buffer
+        for part in statements
+        for sums in reductions_in(part)
+        for node in walk(sums)
+        if isinstance(node, Load)
+    }
+    points = product(axis.extent for axis in axes)
+    elements = [product(buffer.sizes) for buffer in read]
+    if not read or points.terms or any(size.terms for size in elements) or _sums_across(axes, statements):
+        return False
+    return points.constant * FEW_NUMBERS > sum(size.constant for size in elements)
+
+
+def _is_dear(statement: Statement) -> bool:
+    return any(isinstance(node, Apply) and node.operation in DEAR for node in walk(statement))
 
 
 def _shares_much(loop: Loop, nest: Nest, shared: set[Axis]) -> bool:

@@ -126,6 +126,20 @@ def program(n: f32[64], x: f32[2, 64, 256], m: out(f32[64]), y: out(f32[2, 64, 2
     for i, j, k in box(2, 64, 256):
         y[i, j, k] = x[i, j, k] * m[j]
 """,
+    "it would be computed number by number, behind sums that run along memory": """
+def program(x: f32[32, 16], w: f32[32, 16], a: out(f32[32, 32]), y: out(f32[32, 32])):
+    for i, j in box(32, 32):
+        a[i, j] = sum(x[i, k] * w[j, k] for k in box(16))
+    for i, j in box(32, 32):
+        y[i, j] = erf(a[i, j])
+""",
+    "the sums of a small product would run row by row": """
+def program(x: f32[32, 16], w: f32[32, 16], a: out(f32[32, 16]), y: out(f32[32, 32])):
+    for i, j in box(32, 16):
+        a[i, j] = exp(x[i, j])
+    for i, j in box(32, 32):
+        y[i, j] = sum(a[i, k] * w[j, k] for k in box(16))
+""",
     "its sums run across the rows that they could share": """
 def program(x: f32[512, 64], z: f32[64, 32], s: out(f32[64]), y: out(f32[64, 32])):
     for i in box(64):
