@@ -58,10 +58,26 @@ def _refresh(module: GraphModule, snapshot: Snapshot, below: Mapping[GraphModule
         old = node.meta.get("val")
         node.meta["val"] = evaluate(module, node, fake_mode)
         _bind_sizes(node, fake_mode, keep=node not in snapshot or snapshot[node].target is node.target)
-        if not same_metadata(old, node.meta["val"]):
+        if not same_metadata(old, node.meta["val"]) or _views_moved(node, old):
             changed.add(node)
         stale += 1
     return stale
+
+
+def _views_moved(node: Node, old: Any) -> bool:
+    """Whether a value stands elsewhere in memory than `old` did, and a reader still shows the old place. New memory
+    that no reader shows is as good as the old."""
+    was, now = (_places(value) for value in (old, node.meta["val"]))
+    if was == now:
+        return False
+    memory = {storage for storage, _ in was}
+    return any(storage in memory for user in node.users for storage, _ in _places(user.meta.get("val")))
+
+
+def _places(value: Any) -> list[tuple[int, str]]:
+    """The memory and the offset of every tensor in a value."""
+    tensors = [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided]
+    return [(leaf.untyped_storage()._cdata, str(leaf.storage_offset())) for leaf in tensors]
 
 
 def _graphs_of(module: Any, node: Node) -> list[GraphModule]:
@@ -148,7 +164,7 @@ def evaluate(module: GraphModule, node: Node, fake_mode: FakeTensorMode) -> Any:
 
 
 def same_metadata(old: Any, new: Any) -> bool:
-    """Whether two fake values say the same of what they stand for: type, sizes, strides."""
+    """Whether two fake values say the same of what they stand for: type, sizes, strides; not where in memory it is."""
     if isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor):
         return (
             old.dtype == new.dtype

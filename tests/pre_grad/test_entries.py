@@ -163,6 +163,8 @@ PROOFS: dict[str, tuple[str, ...]] = {
         "unit/test_graph.py::test_refresh_recomputes_what_an_edit_made_stale",
         "unit/test_graph.py::test_refresh_of_one_edit_in_a_long_chain_stops_where_nothing_changes",
         "unit/test_graph.py::test_refresh_of_what_was_changed_back_reaches_its_users",
+        "unit/test_graph.py::test_refresh_of_what_stands_elsewhere_reaches_its_views",
+        "unit/test_graph.py::test_refresh_of_new_memory_that_no_view_shows_stops",
         "unit/test_graph.py::test_refresh_after_an_edit_inside_a_branch_reaches_those_who_read_the_branch",
         "unit/test_graph.py::test_refresh_hands_strides_into_branches",
         "unit/test_graph.py::test_refresh_refuses_other_sizes_for_a_branch",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from typing import Any
 
 import pytest
 import torch
@@ -232,6 +233,34 @@ def test_refresh_of_what_was_changed_back_reaches_its_users() -> None:
         assert tuple(tuple(node.meta["val"].shape) for node in (a, b, c)) == shapes
         (whole,) = Interpreter(module).run(torch.empty(x.meta["val"].shape))
         assert (c.meta["val"].shape, c.meta["val"].stride()) == (whole.shape, whole.stride())
+
+
+@pytest.mark.parametrize(("target", "args", "offset"), [(aten.alias.default, (), 0), (aten.slice.Tensor, (0, 4, 8), 8)])
+def test_refresh_of_what_stands_elsewhere_reaches_its_views(target: Any, args: tuple[int, ...], offset: int) -> None:
+    """A copy becomes a view of the input, or another part of it: of the same sizes and strides, in other memory."""
+    rows = 4 if args else 8
+    module = parse_graph(
+        f"def graph(x: f32[8, 2]):\n    part = aten.slice.Tensor(x, 0, 0, {rows})\n"
+        "    copy = aten.clone.default(part)\n    turned = aten.t.default(copy)\n"
+        "    row = aten.select.int(turned, 0, 1)\n    sin = aten.sin.default(row)\n    return (sin,)\n"
+    )
+    x, _, copy, turned, row, *_ = module.graph.nodes
+    snapshot = take(module.graph)
+    copy.target, copy.args = target, (x, *args)
+    assert refresh(module, snapshot) == 3  # the copy and both views; who computes from them sees the same sizes
+    memory = {node.meta["val"].untyped_storage()._cdata for node in (x, copy, turned, row)}
+    assert len(memory) == 1
+    assert [node.meta["val"].storage_offset() for node in (copy, turned, row)] == [offset, offset, offset + 1]
+
+
+def test_refresh_of_new_memory_that_no_view_shows_stops() -> None:
+    module = parse_graph(
+        "def graph(x: f32[4]):\n    sin = aten.sin.default(x)\n    cos = aten.cos.default(sin)\n    return (cos,)\n"
+    )
+    snapshot = take(module.graph)
+    _, sin, *_ = module.graph.nodes
+    sin.target = aten.alias.default
+    assert refresh(module, snapshot) == 1
 
 
 def _with_a_branch() -> GraphModule:
