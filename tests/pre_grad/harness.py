@@ -25,7 +25,7 @@ from ferrite.graph.arguments import kind
 from ferrite.graph.query import family
 from ferrite.graph.snapshot import copy_module
 from ferrite.graph.text import show_graph
-from ferrite.graph.values import value_of
+from ferrite.graph.values import fake_mode_of, value_of
 from ferrite.options import Options
 from ferrite.passes import edit
 from ferrite.report.record import GraphRecord
@@ -161,11 +161,13 @@ def run_passes(captured: Captured, passes: Pass | Sequence[Pass], *, exact: bool
     module = copy_module(captured.module)
     before = show_graph(module.graph)
     known = {id(value_of(node)) for node in module.graph.nodes}
+    guards = _guards(module)
     record = GraphRecord("test", "pre_grad")
     chosen = list(passes) if isinstance(passes, Sequence) else [passes]
     count = edit(module, "pre_grad", chosen, Options(strict=True), record, after_autograd=False)
     taken = sum(decision.taken for decision in record.decisions)
     assert count == taken, f"{count} rewrites were counted and {taken} made"
+    assert _guards(module) == guards, "guards were added"
     module.graph.lint()
     module.recompile()
     ValueCheck(module, known).run(*copy.deepcopy(captured.inputs))
@@ -178,6 +180,12 @@ def run_passes(captured: Captured, passes: Pass | Sequence[Pass], *, exact: bool
         [decision.reason for decision in record.decisions if not decision.taken],
         Counter(str(kind(node)) for _, member in family(module) for node in member.graph.nodes),
     )
+
+
+def _guards(module: GraphModule) -> list[str]:
+    """What is assumed of the sizes that vary."""
+    environment = fake_mode_of(module.graph).shape_env
+    return [] if environment is None else [str(guard.expr) for guard in environment.guards]
 
 
 class ValueCheck(Interpreter):

@@ -59,7 +59,32 @@ def make(name: str, log: list[str]) -> Any:
     return run
 
 
+# The passes that only remove work; all others must be asked for.
+BY_DEFAULT = (
+    "normalise_keywords",
+    "drop_idle_dropout",
+    "remove_identity",
+    "remove_noops",
+    "merge_cats",
+    "drop_whole_splits",
+    "merge_split_items",
+    "merge_nested_splits",
+    "cat_of_items_to_slice",
+    "split_squeeze_to_unbind",
+    "simplify_split_joins",
+    "drop_unbind_joins",
+    "lift_quantise",
+)
+
+
+ENDS = ("normalise_keywords", "lift_quantise")
+
+
 class TestPlan:
+    def test_what_runs_by_default(self) -> None:
+        first, last = plan(())
+        assert (*names(first), *names(last)) == BY_DEFAULT
+
     def test_names_are_unique_and_groups_exist(self) -> None:
         assert len({entry.name for entry in PASSES}) == len(PASSES)
         assert {entry.group for entry in PASSES} <= set(GROUPS)
@@ -150,6 +175,22 @@ class TestPlan:
 
 
 class TestStage:
+    def test_the_order_of_everything(self) -> None:
+        """One pass of every group, asked for in another order, and one of the user's; each is on record as it ran."""
+
+        def mine(graph: Graph) -> int:
+            return 0
+
+        asked = ["scale_conv_by_bn", "unbind_cat_to_view", "batch_tanh", "normalise_ops", "einsum_to_pointwise"]
+        asked += ["fold_conv_bn", "sink_cat"]
+        with register_pass("pre_grad", mine):
+            record = edited(capture(lambda x: x.sum(axis=1), [X]), pre_grad=asked)
+        ran = [run.name for run in record.passes if run.name in (*asked, "mine", "sort_nodes") or run.name in ENDS]
+        assert ran == [
+            "normalise_keywords", "sink_cat", "fold_conv_bn", "normalise_ops", "batch_tanh", "unbind_cat_to_view",
+            "einsum_to_pointwise", "scale_conv_by_bn", "mine", "sort_nodes", "lift_quantise",
+        ]  # fmt: skip
+
     def test_order_of_the_record(self) -> None:
         record = edited(
             capture(lambda x: x.split(3, axis=1) if False else x.sum(axis=1), [X]), pre_grad=["normalise_ops"]

@@ -112,6 +112,17 @@ def test_what_needs_a_guard_is_refused() -> None:
     )
 
 
+def test_a_guard_that_a_pass_adds_is_seen() -> None:
+    """By the harness, in every test with sizes that vary."""
+
+    def asks(graph: Graph) -> int:
+        (node,) = find(graph, "sin")
+        return 0 * bool(node.meta["example_value"].shape[0] == 5)
+
+    with pytest.raises(AssertionError, match="guards were added"):
+        keeps(asks, lambda x: x.sin(), [torch.randn(5)], dynamic=True)
+
+
 class TestReadTime:
     def test_input_written_between(self) -> None:
         def function(x: Any, y: Any) -> Any:
