@@ -251,10 +251,19 @@ def _asked(name: str, value: Any) -> Asked:
         value = [part.strip() for part in value.split(",") if part.strip()]
     pairs = list(value.items()) if isinstance(value, Mapping) else [(entry, {}) for entry in value]
     pairs = [(key, {} if settings is True else settings) for key, settings in pairs]
+    if name == "numeric_check":
+        pairs = _spread_settings(pairs)
     if not all(isinstance(key, str) and isinstance(settings, Mapping) for key, settings in pairs):
         form = "names alone, or with settings as {'name': {'setting': 1}}"
         raise RuntimeError(f"Ferrite option {name!r} expects {form}, given {value!r}")
     return tuple((key, tuple(settings.items())) for key, settings in pairs)
+
+
+def _spread_settings(pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    """Settings that stand beside the stages are those of each of them: {"pre_grad": True, "precision": 1e-4}."""
+    beside = {key: value for key, value in pairs if not isinstance(value, Mapping)}
+    stages = [(key, settings) for key, settings in pairs if isinstance(settings, Mapping)]
+    return [(key, {**beside, **settings}) for key, settings in stages] if stages else pairs
 
 
 def _unknown(kind: str, name: str, valid: Mapping[str, Any] | list[str] | tuple[str, ...]) -> str:

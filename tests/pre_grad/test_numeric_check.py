@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import random
 from typing import Any
 
 import pytest
@@ -84,7 +86,20 @@ def test_fake_inputs_are_not_checked() -> None:
 def test_a_stage_may_be_asked_for_without_settings() -> None:
     assert resolve(Options(), None, {"numeric_check": {"pre_grad": True}}).numeric_check == (("pre_grad", ()),)
     with pytest.raises(RuntimeError, match=r"expects names alone, or with settings as \{'name': \{'setting': 1\}\}"):
-        resolve(Options(), None, {"numeric_check": {"pre_grad": True, "precision": 1e-4}})
+        resolve(Options(), None, {"pre_grad": {"normalise_ops": True, "counter": 2}})
+
+
+def test_settings_beside_the_stage() -> None:
+    """As if they stood below it; those below it come first."""
+    for given, found in [
+        ({"pre_grad": True, "precision": 1e-3}, {"precision": 1e-3}),
+        ({"precision": 1e-3, "pre_grad": {"steps": 1}}, {"precision": 1e-3, "steps": 1}),
+        ({"pre_grad": {"precision": 1e-2}, "precision": 1e-3}, {"precision": 1e-2}),
+    ]:
+        ((stage, settings),) = resolve(Options(), None, {"numeric_check": given}).numeric_check
+        assert (stage, dict(settings)) == ("pre_grad", found)
+    with pytest.raises(RuntimeError, match="Unknown Ferrite setting of numeric_check 'precison'"):
+        pipeline.check_options(resolve(Options(), None, {"numeric_check": {"pre_grad": True, "precison": 1e-4}}))
 
 
 def test_precision_is_honoured() -> None:
@@ -98,28 +113,37 @@ def test_unknown_settings(asked: dict[str, Any]) -> None:
         pipeline.check_options(resolve(Options(), None, {"numeric_check": asked}))
 
 
-def test_the_process_is_as_it_was() -> None:
+def modes() -> tuple[Any, ...]:
+    """What a check could leave behind in a process."""
+    deterministic = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.deterministic
+    switches = torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), torch.get_default_dtype()
+    return *deterministic, *switches, dict(os.environ), random.getstate()
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_the_process_is_as_it_was(wrong: bool) -> None:
+    """Also where the passes run again, one by one, to find the one to blame."""
     w = torch.nn.Parameter(torch.randn(4, 4))
     w.grad = torch.ones(4, 4)
-    kept = (X.clone(), w.detach().clone(), torch.get_rng_state(), torch.are_deterministic_algorithms_enabled())
+    kept = (X.clone(), w.detach().clone(), torch.get_rng_state(), modes())
 
     def program(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         x.add_(1)
-        return torch.nn.functional.dropout(x @ w).sum()
+        return function(torch.nn.functional.dropout(x @ w)).sum()
 
     captured = capture(program, [X.clone(), w])
     record = GraphRecord("test", "pre_grad")
     options = resolve(Options(), None, {"numeric_check": "pre_grad"})
     order = {"x": X, "w": w}
     inputs = [order[node.name.strip("l_")] for node in captured.module.graph.find_nodes(op="placeholder")]
-    with register_pass("pre_grad", lambda graph: 0, name="mine"):
+    with register_pass("pre_grad", forget_alpha if wrong else lambda graph: 0, name="mine"):
         pipeline.edit_pre_grad(captured.module, options, record, inputs)
-    assert said(record)[0][1]
+    assert said(record)[0][:2] == ((("mine",), False) if wrong else (("pre_grad",), True))
     assert torch.equal(X, kept[0])
     assert torch.equal(w, kept[1])
     assert torch.equal(w.grad, torch.ones(4, 4))
     assert torch.equal(torch.get_rng_state(), kept[2])
-    assert torch.are_deterministic_algorithms_enabled() == kept[3]
+    assert modes() == kept[3]
 
 
 def test_through_torch_compile() -> None:
@@ -130,6 +154,17 @@ def test_through_torch_compile() -> None:
 
 
 class TestTrial:
+    def test_a_step_down_the_gradients_is_compared(self) -> None:
+        """Of a tensor that is lifted to an input, and of a module's own parameter."""
+        x = torch.ones(3, requires_grad=True)
+        found = dict(run_trial(lambda x: x * x, [x], steps=2).values)
+        moved = found["step 1, input 0 after the call"] - 0.01 * found["step 1, gradient of input 0"]
+        torch.testing.assert_close(found["step 2, input 0 after the call"], moved)
+        torch.testing.assert_close(found["step 2, output 0"], moved * moved)
+        layer = torch.nn.Linear(3, 2)
+        found = dict(run_trial(layer, [torch.ones(1, 3)], steps=2).values)
+        assert not torch.equal(found["step 1, output 0"], found["step 2, output 0"])
+
     def test_gradients_and_inputs_are_compared(self) -> None:
         x = torch.randn(3, requires_grad=True)
         right = run_trial(lambda x: x * 2, [x])
