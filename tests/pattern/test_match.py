@@ -11,6 +11,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from ferrite.decisions import Decision
 from ferrite.errors import Malformed
+from ferrite.extension import register_pattern, with_user_passes
 from ferrite.graph.ledger import keep_ledger
 from ferrite.graph.pattern.check import if_option
 from ferrite.graph.pattern.match import Match, find_match
@@ -19,6 +20,9 @@ from ferrite.graph.pattern.regions import Regions, is_barrier
 from ferrite.graph.pattern.table import PatternTable
 from ferrite.graph.pattern.text import parse_pattern, show_pattern
 from ferrite.graph.text import parse_graph, show_graph
+from ferrite.options import from_environment
+from ferrite.passes import edit
+from ferrite.report.record import GraphRecord
 from tests.pre_grad.harness import capture, trace
 
 aten = torch.ops.aten
@@ -141,6 +145,20 @@ class TestExpressions:
         assert match is not None
         assert [entry.name for entry in match.ends if entry] == ["total", "ratio"]
         assert not found(pattern, graph(body.replace("(exp, total)", "(x, total)") + "return (total, ratio)"), "total")
+
+    def test_an_end_that_was_tried_and_failed_leaves_nothing_behind(self) -> None:
+        """The first product binds b to y, of which there is no cosine; the second is the one."""
+        module = graph(
+            "exp = aten.exp.default(x)\none = aten.mul.Tensor(exp, y)\ntwo = aten.mul.Tensor(exp, b)\n"
+            "cos = aten.cos.default(b)\nreturn (exp, one, two, cos)"
+        )
+        exp = op(aten.exp.default, A, users=None)
+        pattern = Several((exp, op(aten.mul.Tensor, exp, B, users=None), op(aten.cos.default, B)))
+        match = found(pattern, module, "exp")
+        assert match is not None
+        assert [entry.name for entry in match.ends if entry] == ["exp", "two", "cos"]
+        assert match["b"].name == "b"
+        assert [entry.name for entry in match.nodes] == ["exp", "two", "cos"]
 
     def test_an_end_that_nobody_needs(self) -> None:
         module = graph("exp = aten.exp.default(x)\nreturn (exp,)")
@@ -315,6 +333,42 @@ class TestTable:
             "Ferrite's pattern pair does not fit at one: aten.cos.default: x is x"
         ]
 
+    @pytest.mark.parametrize(("names", "heard"), [("all", ["two", "one"]), ("one", ["one"]), ("three", [])])
+    def test_the_environment_says_where(self, names: str, heard: list[str], caplog: pytest.LogCaptureFixture) -> None:
+        def pair(x: Any) -> Any:
+            return torch.ops.aten.sin.default(torch.ops.aten.cos.default(x))
+
+        options = from_environment({"FERRITE_EXPLAIN_PATTERNS": names})
+        with register_pattern(pair, lambda x: x, [torch.randn(2)]):
+            edit(graph(self.BODY), "post_grad", with_user_passes("post_grad", ()), options, GraphRecord("test", "x"))
+        said = [record.message for record in caplog.records]
+        assert [next(name for name in ("one", "two") if f"fit at {name}:" in text) for text in said] == heard
+
+    def test_nothing_is_written_unless_somebody_asks(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Texts of reasons are made when they are read."""
+        body = "split = aten.split.Tensor(x, 2)\none = operator.getitem(split, 0)\nsin = aten.sin.default(one)\n"
+        body += (
+            "sum = aten.sum.dim_IntList(x, [0], True)\nadd = aten.add.Tensor(sin, sum, alpha=2)\nreturn (add, split)"
+        )
+        module = graph(body)
+        split = op(aten.split.Tensor, A, 2, users=None)
+        table = PatternTable()
+        for number, pattern in enumerate(
+            (
+                op(aten.sin.default, AllUses(op(operator.getitem, split, Hole("index"), users=None))),
+                op(aten.sum.dim_IntList, A, [0]),
+                op(aten.sum.dim_IntList, A, [0, 1], True),
+                op(aten.add.Tensor, A, A),
+                op(aten.add.Tensor, op(aten.cos.default, A), B, alpha=2),
+            )
+        ):
+            table.add(f"pattern {number}", pattern, lambda match: None)
+        said: list[str] = []
+        assert table.apply(module.graph, lambda *words: said.append(words[2])) == 0
+        assert len(said) == 5
+        monkeypatch.setattr(Node, "__repr__", lambda node: pytest.fail("a text was made"))
+        assert table.apply(module.graph) == 0
+
     def test_other_nodes_are_not_looked_at(self, monkeypatch: pytest.MonkeyPatch) -> None:
         table = PatternTable()
         table.add("cos", op(aten.cos.default, A), lambda match: None)
@@ -383,8 +437,11 @@ class TestBarriers:
         assert regions.reach_across([one, add])
         assert not regions.reach_across([one, two])
 
-    def test_shifts_are_no_writes(self) -> None:
-        captured = capture(lambda x: (x >> 1) + 1, [torch.arange(4)])
+    @pytest.mark.parametrize(
+        "shift", [lambda x: x >> 1, lambda x: x.__rshift__(1), lambda x: aten.__rshift__.Scalar(x, 1), lambda x: 1 << x]
+    )
+    def test_shifts_are_no_writes(self, shift: Any) -> None:
+        captured = capture(lambda x: shift(x) + 1, [torch.arange(4)])
         regions = Regions(captured.module.graph)
         assert not regions.reach_across(captured.module.graph.nodes)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -192,7 +193,7 @@ class _Matcher:
             for user in sorted(producer.users):
                 found = next(self._op(pattern.pattern, user, _fresh(current, pattern.pattern, producer)), None)
                 if found is None:
-                    self._say("all_uses", f"{user!r} reads {producer!r} in another way".__str__)
+                    self._say("all_uses", partial("{!r} reads {!r} in another way".format, user, producer))
                     break
                 collected.append(found.names)
                 current = _State(state.names, found.calls, found.nodes)
@@ -220,7 +221,7 @@ def _argument_pairs(
     defaults = {entry.names[0]: entry.default for entry in parameters}
     for name in call.arguments.keys() - wanted.keys():
         if not _same_constant(defaults.get(name, inspect.Parameter.empty), call.arguments[name]):
-            say(f"{node!r} has {name}={call.arguments[name]!r}".__str__)
+            say(partial("{!r} has {}={!r}".format, node, name, call.arguments[name]))
             return
     missing = object()
     pairs = {name: (value, call.arguments.get(name, missing)) for name, value in wanted.items()}
