@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 import ferrite
 from ferrite import pipeline
 from ferrite.extension import register_pattern, with_user_passes
+from ferrite.graph.decompose import decomposition_table
 from ferrite.graph.pattern import trace as tracing
 from ferrite.graph.pattern.match import find_match
 from ferrite.graph.pattern.nodes import Hole, op
@@ -37,6 +40,10 @@ def graph(body: str, inputs: str = "x: f32[4, 5], y: f32[5, 6], b: f32[6]") -> G
 
 def calls(module: GraphModule) -> list[Node]:
     return [node for node in module.graph.nodes if node.op == "call_function"]
+
+
+def in_a_list(function: Any) -> Any:
+    return lambda x, y: [function(x, y)]
 
 
 def add_of_product(**settings: Any) -> TracedPattern:
@@ -94,6 +101,21 @@ class TestAfterAutograd:
         assert applied(pattern, graph(body.format(1), "x: f32[4, 4]")) == 1
         assert applied(pattern, graph(body.format(0), "x: f32[4, 4]")) == 0
 
+    def test_constants_are_held_against_the_real_thing_with_a_kept_text_too(self) -> None:
+        """The peer took any permute for that of its attention, and any constant: #195320, #195282."""
+
+        def scaled(x: Any, y: Any, order: Any = (0, 2, 1), scale: float = 8.0) -> Any:
+            return torch.softmax(x.permute(order) / scale, -1) + y
+
+        settings = {"search": lambda x, y: scaled(x, y), "replacement": lambda x, y: y + torch.softmax(x.mT / 8.0, -1)}
+        text = TracedPattern("kept", inputs=[torch.randn(2, 3, 3), torch.randn(2, 3, 3)], **settings).serialised()
+        trace = partial(make_fx, tracing_mode="fake", decomposition_table=decomposition_table((), use_rows=True))
+        for order, scale, count in (([0, 2, 1], 8.0, 1), ([1, 0, 2], 8.0, 0), ([0, 2, 1], 4.0, 0)):
+            program = partial(scaled, order=order, scale=scale)
+            module = trace(in_a_list(program))(torch.randn(3, 3, 3), torch.randn(3, 3, 3))
+            pattern = TracedPattern("kept", inputs=[torch.randn(2, 3, 3)] * 2, text=text, **settings)
+            assert pattern.apply(module.graph) == count
+
     def test_a_replacement_of_another_kind_is_refused(self) -> None:
         pattern = TracedPattern("half", lambda x: x.sin(), lambda x: x.sin().half(), [torch.randn(2)])
         assert applied(pattern, graph("sin = aten.sin.default(x)\nreturn (sin,)", "x: f32[4]")) == 0
@@ -126,6 +148,18 @@ class TestAfterAutograd:
         assert applied(pattern, module) == 1
         assert show_graph(module.graph).count("aten.add") == 2
 
+    @pytest.mark.parametrize("first", ["sin", "cos"])
+    def test_several_results_come_before_the_first_of_them(self, first: str) -> None:
+        """Whichever of the ends that is: what reads it stands before the other end."""
+        pattern = TracedPattern(
+            "both", lambda x: (x.sin(), x.cos()), lambda x: (torch.sin(x + 0), torch.cos(x + 0)), [torch.randn(2)]
+        )
+        second = "cos" if first == "sin" else "sin"
+        body = f"one = aten.{first}.default(x)\nneg = aten.neg.default(one)\ntwo = aten.{second}.default(x)\n"
+        module = graph(body + "return (neg, two)", "x: f32[4]")
+        assert applied(pattern, module) == 1
+        assert [node.name for node in calls(module)][-1] == "neg"
+
     def test_an_input_that_stands_too_late(self) -> None:
         pattern = TracedPattern(
             "two", lambda x, y: (x.sin(), y.cos()), lambda x, y: (y.sin() * 0 + x.sin(), y.cos()), [torch.randn(2)] * 2
@@ -141,7 +175,8 @@ class TestAfterAutograd:
         )
         match = find_match(op(aten.aminmax.default, Hole("x")), calls(module)[0])
         assert match is not None
-        assert replace_by_example(match, lambda x: (x.amin(), x.amax()), [match["x"]]) is None
+        made = replace_by_example(match, lambda x: (x.amin(), x.amax()), [match["x"]])
+        assert made == calls(module)
         text = show_graph(module.graph)
         assert "aminmax" not in text
         assert "getitem" not in text
@@ -150,15 +185,41 @@ class TestAfterAutograd:
         module = graph("cat = aten.cat.default([x, x])\nreturn (cat,)", "x: f32[4]")
         match = find_match(op(aten.cat.default, Hole("parts")), calls(module)[0])
         assert match is not None
-        assert replace_by_example(match, lambda parts, k: parts[0].repeat(k), [match["parts"], 2]) is None
+        assert replace_by_example(match, lambda parts, k: parts[0].repeat(k), [match["parts"], 2]) == calls(module)
         assert "aten.repeat.default(x, [2])" in show_graph(module.graph)
+
+    @pytest.mark.parametrize(
+        ("replacement", "reason"),
+        [
+            (lambda x: x.sin().half(), "f16"),
+            (lambda x: x.nosuch(), "the replacement cannot be traced: .*nosuch"),
+            (lambda x: (x.sin(), x.cos()), "2 results in place of 1|sin"),
+        ],
+    )
+    def test_a_replacement_that_does_not_fit_says_why_and_changes_nothing(self, replacement: Any, reason: str) -> None:
+        module = graph("sin = aten.sin.default(x)\nreturn (sin,)", "x: f32[4]")
+        before = show_graph(module.graph)
+        match = find_match(op(aten.sin.default, Hole("x")), calls(module)[0])
+        assert match is not None
+        said = replace_by_example(match, replacement, [match["x"]])
+        assert isinstance(said, str)
+        assert re.search(reason, said)
+        assert show_graph(module.graph) == before
+
+    def test_what_the_replacement_computes_for_nobody_is_left_out(self) -> None:
+        module = graph("sin = aten.sin.default(x)\nreturn (sin,)", "x: f32[4]")
+        pattern = TracedPattern("dead", lambda x: x.sin(), lambda x: (x.exp(), x.sin() + 0)[1], [torch.randn(2)])
+        assert applied(pattern, module) == 1
+        assert "exp" not in show_graph(module.graph)
 
     def test_arguments_of_a_replacement_that_are_numbers_of_the_graph(self) -> None:
         """They are read when the graph runs: neither the node nor its value is written into the call."""
         module = graph("mul = aten.mul.Tensor(x, s)\nreturn (mul,)", "x: f32[4], s: f32[1]")
         match = find_match(op(aten.mul.Tensor, Hole("x"), Hole("s")), calls(module)[0])
         assert match is not None
-        assert replace_by_example(match, lambda x, s: (x + x) * (s / 2), [match["x"], match["s"]]) is None
+        made = replace_by_example(match, lambda x, s: (x + x) * (s / 2), [match["x"], match["s"]])
+        assert made == calls(module)
+        assert len(made) == 3
         x, s = torch.randn(4), torch.tensor([3.0])
         torch.testing.assert_close(Interpreter(module).run(x, s)[0], x * s)
 
@@ -173,7 +234,7 @@ class TestAfterAutograd:
             y.copy_(x)
             return x.cos()
 
-        assert replace_by_example(match, writes, [match["x"], y]) is None
+        assert replace_by_example(match, writes, [match["x"], y]) == calls(module)
         given, kept = torch.randn(4), torch.zeros(4)
         torch.testing.assert_close(Interpreter(module).run(given, kept)[0], given.cos())
         torch.testing.assert_close(kept, given)
@@ -196,7 +257,9 @@ class TestAfterAutograd:
         sin, cos = calls(module)
         match = find_match(pattern.pattern, sin)
         assert match is not None
-        assert replace_by_example(match, lambda x: [torch.sin(x + 0), None], [match["x"]]) is None
+        made = replace_by_example(match, lambda x: [torch.sin(x + 0), None], [match["x"]])
+        assert isinstance(made, list)
+        assert [node.target for node in made] == [aten.add.Tensor, aten.sin.default]
         assert not cos._erased
         assert "aten.add.Tensor(x, 0)" in show_graph(module.graph)
 

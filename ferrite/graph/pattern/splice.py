@@ -29,8 +29,8 @@ _RECOMPUTED = ("recompute", "ac_graph_id")  # what a value that is saved or comp
 _SIZE = torch.ops.aten.sym_size.int
 
 
-def replace_by_example(match: Match, function: Callable[..., Any], args: Sequence[Any]) -> str | None:
-    """Trace `function` on what `args` hold, and put it in place of `match`; gives why not, or None if it was done.
+def replace_by_example(match: Match, function: Callable[..., Any], args: Sequence[Any]) -> list[Node] | str:
+    """Trace `function` on what `args` hold, and put it in place of `match`; gives the new calls, or a text why not.
 
     Arguments may be nodes, numbers, or lists of both.
     """
@@ -56,8 +56,9 @@ def replace_by_example(match: Match, function: Callable[..., Any], args: Sequenc
     return splice(match, module, [*sizes, *nodes])
 
 
-def splice(match: Match, module: GraphModule, inputs: Sequence[Any]) -> str | None:
-    """Put the calls of `module` in place of `match`. `inputs` are nodes, numbers, or names of sizes that vary."""
+def splice(match: Match, module: GraphModule, inputs: Sequence[Any]) -> list[Node] | str:
+    """Put the calls of `module` in place of `match`; gives them, in order, or a text why not. `inputs` are nodes,
+    numbers, or names of sizes that vary."""
     ends = [end for end in match.ends if end is not None]
     place = min(ends)
     results = output_node(module.graph).args[0]
@@ -70,7 +71,7 @@ def splice(match: Match, module: GraphModule, inputs: Sequence[Any]) -> str | No
         if end is not None:
             _replace(end, result, made, new)
     _clean({*match.nodes, *new})
-    return None
+    return sorted(node for node in new if not node._erased)
 
 
 def varying_sizes(values: Sequence[Any]) -> dict[str, Any]:

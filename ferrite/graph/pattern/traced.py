@@ -176,7 +176,8 @@ class TracedPattern:
             replaced = self._trace(self.replacement, values, sizes, numbers, mode)
         if replaced is None or len(replaced.graph.find_nodes(op="placeholder")) != len(sizes) + len(names):
             return False
-        return splice(exact, replaced, [*sizes, *nodes]) is None
+        made = splice(exact, replaced, [*sizes, *nodes])
+        return made if isinstance(made, str) else True
 
     def _trace(
         self, function: Any, values: list[Any], sizes: dict[str, Any], numbers: dict[str, Any], mode: FakeTensorMode
