@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import operator
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -168,6 +170,17 @@ class TestPlan:
         compiled = torch.compile(lambda x: x + 1, backend="ferrite", options={"pre_grad": {"bananas": {}}})
         with pytest.raises(Exception, match="Unknown Ferrite pre_grad pass 'bananas'"):
             compiled(X)
+
+    def test_what_the_docs_ask_for_exists(self) -> None:
+        text = (Path(__file__).parent.parent.parent / "docs" / "passes.md").read_text()
+        rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
+        spans = [span for row in rows for span in re.findall(r"`(\w+=[^`]*)`", row)]
+        assert len(spans) >= 7
+        for span in spans:
+            pipeline.check_options(resolve(Options(), None, eval(f"dict({span})")))
+
+    def test_the_name_that_others_have_for_a_pass_that_does_nothing(self) -> None:
+        assert plan((("merge_stack_tahn_unbind_pass", ()),)) == plan(())
 
     def test_names_with_a_leading_underscore_can_be_named(self, with_passes: Any) -> None:
         with_passes(PreGradPass(make("_private", []), "patterns", default=False))

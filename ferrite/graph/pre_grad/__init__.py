@@ -134,6 +134,8 @@ _PRIVATE = (
     "blocks and kernels of a private package; what is public of them is empty, and small products are fused anyway"
 )
 
+_STACKED = "stack, tanh and unbind are one loop; a match across them gave wrong values elsewhere"
+
 # Names that may be asked for and need no pass, and why.
 IDLE: Mapping[str, str] = {
     "use_triton_dot_compress": _PRIVATE,
@@ -143,6 +145,7 @@ IDLE: Mapping[str, str] = {
     "use_triton_lce_replace_normal_LCE_helper": _PRIVATE,
     "use_matmul_lce_replace_normal_LCE": _PRIVATE,
     "use_matmul_fuse_lce_replace_first_LCE": _PRIVATE,
-    "merge_stack_tanh_unbind": "stack, tanh and unbind are one loop; a match across them gave wrong values elsewhere",
+    "merge_stack_tanh_unbind": _STACKED,
+    "merge_stack_tahn_unbind_pass": _STACKED,  # as others spell it
     "relu_nan_to_num": "nan_to_num of relu is one loop",
 }

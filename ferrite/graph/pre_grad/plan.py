@@ -1,6 +1,6 @@
 """Which passes run before autograd, in which order: `PASSES` by default, and what the option `pre_grad` asks for.
 
-    {"normalise_ops": {}, "merge_splits": {"counter": 2}}
+    {"normalise_ops": {}, "merge_nested_splits": {"counter": 2}}
 
 A pass that is named runs even if it is off by default, with the settings given, `counter` times (once, if not given).
 It runs at the place of its group; within the group `patterns` named passes run in the order of the names, after those
