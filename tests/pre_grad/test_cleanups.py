@@ -271,7 +271,7 @@ class TestChunkReshapeCat:
             return (chunks(2, 1, 12, cat=cat, new=new)(x) * 2).flatten()
 
         left = {"chunk": 0, "cat": 0, "unsqueeze": 0}
-        rewrites(chunk_reshape_unsqueeze_cat, trace(function, [X]), times=1, left=left, exact=True, again=None)
+        rewrites(chunk_reshape_unsqueeze_cat, trace(function, [X]), times=1, left=left, exact=True)
 
     def test_unequal_chunks_with_a_new_dimension(self) -> None:
         def function(x: Any) -> Any:
