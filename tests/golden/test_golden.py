@@ -213,3 +213,14 @@ NEEDS_ROLES = {"keep_saved_inputs"}
 def test_every_pass_has_a_golden() -> None:
     shown = {name for path in golden_files() for name in split(path.read_text().partition(SEPARATOR)[0])[1]}
     assert set(PASSES) - NEEDS_ROLES <= shown
+
+
+@pytest.mark.parametrize("name", [entry.name for entry in PRE_GRAD])
+def test_every_pass_before_autograd_is_shown_to_fire_and_to_stay_away(name: str) -> None:
+    kinds = set()
+    for path in (HERE / "pre_grad").glob("*.txt"):
+        upper, _, after = path.read_text().partition(SEPARATOR)
+        _, names, _, before = split(upper)
+        if name in names:
+            kinds.add(before == after)
+    assert kinds == {True, False}

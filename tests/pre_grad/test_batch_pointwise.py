@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from ferrite.graph.arguments import find
 from ferrite.graph.ledger import keep_ledger
 from ferrite.graph.pieces import item_of, read_join, read_unbind
+from ferrite.graph.pre_grad.batch import Limits
 from ferrite.graph.pre_grad.batch_clamp import batch_clamp
 from ferrite.graph.pre_grad.batch_detach import batch_detach
 from ferrite.graph.pre_grad.batch_dropout import batch_dropout
@@ -132,6 +133,10 @@ def test_members_that_need_each_other_stay_apart() -> None:
 
     keeps(batch_tanh, function, FIVE[:4])
     rewrites(with_settings(batch_tanh, least=4), function, FIVE[:4], times=1, left={"tanh": 2})
+
+
+def test_the_usual_limits() -> None:
+    assert Limits() == Limits(least=5, most=300, depth=5, same_parent=False, same_users=False)
 
 
 def test_few_stay_and_many_become_several() -> None:

@@ -23,6 +23,7 @@ from ferrite.graph.order import sort_nodes
 from ferrite.graph.pre_grad import GROUPS, PASSES, PreGradPass
 from ferrite.graph.pre_grad import plan as planning
 from ferrite.graph.pre_grad.plan import plan
+from ferrite.graph.snapshot import copy_module
 from ferrite.graph.text import show_graph
 from ferrite.options import Options, resolve
 from ferrite.registry import digest
@@ -273,6 +274,28 @@ class TestStage:
         assert [run.name for run in record.passes] == ["insert_above", "sort_nodes", *names(plan(())[1])]
         assert "axis" in captured.module.code
         torch.testing.assert_close(captured.module(*captured.inputs)[0], -X.sum(1))
+
+    def test_the_same_rewrites_in_the_same_order_every_time(self) -> None:
+        """All passes on copies of one graph, whose nodes stand elsewhere in memory."""
+
+        def function(x: Any, w: Any, c: Any) -> Any:
+            parts = torch.split(x, 2, -1)
+            tanhs = [torch.tanh(part) for part in parts]
+            inner = [piece for part in parts[:2] for piece in part.split(1, 1)]
+            layers = [torch.nn.functional.linear(x, w * i) for i in range(5)]
+            joined = torch.cat([torch.cat(tanhs, 1), torch.cat([parts[0], parts[1]], 1)], axis=1)
+            rows = torch.stack([row.squeeze(0) for row in x.split(1, 0)], 1)
+            return joined.relu(), torch.cat(inner, 0), torch.stack(layers), rows.unbind(1)[0] + c.view(c.shape)
+
+        captured = capture(function, [torch.randn(2, 8), torch.randn(8, 8), torch.randn(8)])
+        asked = {entry.name: {"least": 2} if entry.group == "batch" else {} for entry in PASSES}
+        found = []
+        for _ in range(3):
+            copy = Captured(copy_module(captured.module), captured.inputs)
+            record = edited(copy, pre_grad=asked)
+            found.append((show_graph(copy.module.graph), record.decisions, [run.changed for run in record.passes]))
+        assert found[0] == found[1] == found[2]
+        assert sum(1 for changed in found[0][2] if changed) >= 6
 
     def test_rewrites_are_on_record(self) -> None:
         record = edited(capture(lambda x: torch.sum(x, axis=1), [X]))

@@ -154,8 +154,8 @@ def test_a_quantised_tensor_that_is_written_stays() -> None:
     keeps(lift_quantise, function, [X], because="may be written by")
 
 
-def test_a_view_that_the_quantised_tensor_cannot_have_stays() -> None:
-    """Every other column is not dense; quantised it is, and then the view is not eager's."""
+def test_what_is_no_view_stays_above() -> None:
+    """Every other column: only the transpose below the slice moves."""
 
     def function(x: Any) -> Any:
         return quantise(F.relu(x)[:, :, ::2].transpose(1, 2))
