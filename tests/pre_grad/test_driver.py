@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import operator
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from ferrite.graph.snapshot import copy_module
 from ferrite.graph.text import show_graph
 from ferrite.options import Options, resolve
 from ferrite.registry import digest
+from ferrite.report import trace
 from ferrite.report.record import GraphRecord
 from tests.pre_grad.harness import Captured, assert_same, capture
 
@@ -238,6 +240,19 @@ class TestStage:
         changed = [run for run in record.passes if run.before is not run.after]
         assert [run.name for run in changed] == ["normalise_keywords"]
 
+    @pytest.mark.parametrize(
+        ("function", "changed"), [(lambda x: torch.sum(x, axis=1), True), (lambda x: torch.sum(x, dim=1), False)]
+    )
+    def test_only_graphs_that_changed_go_to_the_structured_log_again(
+        self, function: Any, changed: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        sent: list[str] = []
+        monkeypatch.setattr(trace, "artifact", lambda name, text: sent.append(name))
+        torch._dynamo.reset()
+        torch.compile(function, backend="ferrite", options={"executor": "eager", "cache": "off"})(X)
+        assert any(name.endswith("before_pre_grad") for name in sent)
+        assert any(name.endswith("after_pre_grad") for name in sent) == changed
+
     def test_the_limit_counts_rewrites(self) -> None:
         def function(x: Any) -> Any:
             return torch.sum(x, axis=1) + x.mean(axis=1) + x.amax(axis=1)
@@ -376,6 +391,22 @@ class TestUserPasses:
         with register_pass("joint", mine, **place):
             assert names(with_user_passes("joint", [make("a", []), make("b", [])])) == expected
             assert names(with_user_passes("post_grad", [make("a", [])])) == ["a"]
+
+    def test_it_stays_until_it_is_removed_or_its_scope_ends(self) -> None:
+        def registered() -> list[str]:
+            return names(with_user_passes("joint", []))
+
+        entry = register_pass("joint", make("mine", []))
+        assert registered() == ["mine"]
+        for _ in range(2):
+            entry.remove()
+            assert registered() == []
+        with register_pass("joint", make("outer", [])):
+            with suppress(KeyError), register_pass("joint", make("inner", [])):
+                assert registered() == ["outer", "inner"]
+                raise KeyError
+            assert registered() == ["outer"]
+        assert registered() == []
 
     def test_wrong_places_are_errors(self) -> None:
         with pytest.raises(ValueError, match="no graph stage 'loops'; there are pre_grad, joint, post_grad"):

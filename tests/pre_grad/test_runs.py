@@ -356,6 +356,28 @@ class TestReshapes:
         run, times = from_two(move_reshape_out_of_split_stack), 9 * (len(shape) + 1)
         rewrites(run, trace(function, inputs), times=times, left={"stack": 0}, exact=True, again=None)
 
+    @pytest.mark.parametrize("name", RESHAPED)
+    def test_some_of_all_orders_and_places(self, name: str) -> None:
+        """Of one split or two, permuted and repeated, with another operand anywhere, at every pair of dimensions."""
+        width, shape = RESHAPED[name]
+        base = {1: (1, 3, 4), 2: (2, 3, 4)}[width]
+        cases = list(product(product(range(3), range(len(shape) + 1)), ALL))
+        chosen = random.Random(name).sample(cases, 24)
+
+        def function(x: Any, y: Any, z: Any) -> Any:
+            results = []
+            for (s, d), order in chosen:
+                sizes = [3 * width if dim == s else size for dim, size in enumerate(moved(base, s))]
+                wholes = [value.narrow(0, 0, math.prod(sizes)).view(sizes) for value in (x, y)]
+                parents = [[part.reshape(shape) for part in take(whole.split(width, s), 3)] for whole in wholes]
+                parts = [z.reshape(shape) if parent == 2 else parents[parent][item] for parent, item in order]
+                results.append((torch.stack(parts, d) * 2).flatten())
+            return torch.cat(results)
+
+        inputs = [torch.randn(200), torch.randn(200), torch.randn(math.prod(shape))]
+        run, times = from_two(move_reshape_out_of_split_stack), sum(has_run(order) for _, order in chosen)
+        rewrites(run, trace(function, inputs), times=times, exact=True, again=None)
+
     @pytest.mark.parametrize("order", [(2, 1, 0), (0, 2, 1), (0, 0, 1)])
     def test_other_orders(self, order: tuple[int, ...]) -> None:
         def function(x: Any) -> Any:
