@@ -367,7 +367,7 @@ def _bind_to(node: Node) -> Call | None:
     arguments |= {"non_blocking": False, "copy": False, "memory_format": None}
     flags = ["non_blocking", "copy"]
     given = {"input"}
-    if not node.args:
+    if not 1 <= len(node.args) <= 5:  # with a device, a dtype and both flags
         return None
     arguments["input"] = node.args[0]
     for value in node.args[1:]:
@@ -384,6 +384,8 @@ def _bind_to(node: Node) -> Call | None:
                 continue
             case _:
                 return None
+        if name in given:
+            return None
         arguments[name] = value
         given.add(name)
     for name, value in node.kwargs.items():

@@ -33,7 +33,7 @@ from typing import Any
 import pytest
 import torch
 import torch.ao.quantization.fx._decomposed  # the ops that goldens of quantising name
-from torch.fx import GraphModule, Interpreter
+from torch.fx import GraphModule, Interpreter, Node
 
 from ferrite.artifact.compiled import CompiledGraph, Facts
 from ferrite.graph.joint import JOINT
@@ -224,3 +224,39 @@ def test_every_pass_before_autograd_is_shown_to_fire_and_to_stay_away(name: str)
         if name in names:
             kinds.add(before == after)
     assert kinds == {True, False}
+
+
+def with_an_unknown_keyword(node: Node) -> None:
+    node.kwargs = {**node.kwargs, "banana": 1}
+
+
+def with_too_many_arguments(node: Node) -> None:
+    node.args = (*node.args, *[None] * 12)
+
+
+def without_value(node: Node) -> None:
+    node.meta.pop("example_value", None)
+    node.meta.pop("val", None)
+
+
+# They only spell a call in another way, or take away one that gives back the very tensor it was given.
+NEED_NO_VALUE = {"normalise_keywords", "normalise_arguments", "normalise_aten", "drop_idle_dropout", "remove_identity"}
+
+
+@pytest.mark.parametrize("spoil", [with_an_unknown_keyword, with_too_many_arguments, without_value])
+def test_calls_that_a_pass_cannot_read_are_left_alone(spoil: Callable[[Node], None]) -> None:
+    """Every golden in which a pass fires, with all its calls spoilt: nothing fires, and nothing fails."""
+    spoilt = 0
+    for path in sorted((HERE / "pre_grad").glob("*.txt")):
+        upper, _, after = path.read_text().partition(SEPARATOR)
+        _, names, held, before = split(upper)
+        if before == after or (spoil is without_value and not NEED_NO_VALUE.isdisjoint(names)):
+            continue
+        graph = parse(before, held).graph
+        for node in [node for node in graph.nodes if node.op.startswith("call")]:
+            spoil(node)
+        text = show_graph(graph)
+        assert [PASSES[name](graph) for name in names] == [0] * len(names), path.stem
+        assert show_graph(graph) == text, path.stem
+        spoilt += 1
+    assert spoilt > 50

@@ -131,6 +131,8 @@ def test_legitimate_zero_and_none_are_kept(graph: Graph) -> None:
         (torch.tanh, ("x",), {"banana": 1}),
         (torch.tanh, ("x", 1, 2, 3), {}),
         ("view", ("x", torch.int32), {}),  # another op under the same name
+        ("to", ("x", torch.int32, torch.int64), {}),
+        ("to", ("x", "cpu", torch.device("cpu")), {}),
         (len, ("x",), {}),
         (max, ("x",), {}),
     ],

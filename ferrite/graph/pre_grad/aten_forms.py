@@ -69,6 +69,8 @@ def _form(node: Node, target: OpOverload, given: tuple[Any, ...], named: dict[st
         return aten.split_with_sizes.default, (split.source, list(split.sizes), split.dim), {}
     args, kwargs = list(given), dict(named)
     parameters = target._schema.arguments
+    if len(args) > len(parameters) or kwargs.keys() - {parameter.name for parameter in parameters}:
+        return target, given, named  # which raises, and goes on raising
     for parameter in parameters[len(args) :]:
         if parameter.name not in kwargs or parameter.kwarg_only:
             break
@@ -107,6 +109,8 @@ def _is_index(node: Node) -> bool:
 
 def _spell_index(sound: Soundness, node: Node) -> None:
     """`x[:, 2:4]` as slices of one dimension after another; other ways of indexing stay."""
+    if len(node.args) != 2 or node.kwargs:
+        return
     source, index = node.args
     entries = index if isinstance(index, tuple) else (index,)
     if not _is_index(node) or not all(isinstance(entry, slice) for entry in entries):

@@ -23,7 +23,7 @@ from torch.fx import Graph, Node
 from ferrite.graph.arguments import Call, bind, find, is_int, is_ints, kind, positive_dim
 from ferrite.graph.pieces import SPLITS, read_split, read_unbind
 from ferrite.graph.soundness import Soundness
-from ferrite.graph.values import tensor_of
+from ferrite.graph.values import tensor_of, value_of
 
 Form = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
@@ -32,7 +32,7 @@ def normalise_ops(graph: Graph) -> int:
     sound = Soundness(graph)
     for node in find(graph, *_FORMS):
         form = None if isinstance(node.target, OpOverload) else _FORMS[str(kind(node))](node)
-        if form is None or form == (node.target, node.args, node.kwargs):
+        if form is None or value_of(node) is None or form == (node.target, node.args, node.kwargs):
             continue
         if reason := sound.keeps_form(node, *node.all_input_nodes) or _may_be_written(sound, node):
             sound.refuse(node, reason)
