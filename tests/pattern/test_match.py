@@ -419,6 +419,34 @@ class TestBarriers:
         assert table.apply(module.graph) == 0
         assert found == ["sum"]
 
+    @pytest.mark.parametrize(
+        ("target", "arguments", "expected"),
+        [
+            (torch.manual_seed, {}, True),
+            (torch.random.set_rng_state, {}, True),
+            (torch._C._set_grad_enabled, {}, True),
+            (torch.amp.autocast_mode._enter_autocast, {}, True),
+            (torch.amp.autocast_mode._exit_autocast, {}, True),
+            (torch.cuda.set_stream, {}, True),
+            (operator.setitem, {}, True),
+            (operator.iadd, {}, True),
+            (torch.relu_, {}, True),
+            (aten.add_.Tensor, {}, True),
+            (torch.sin, {"out": "x"}, True),
+            ("mul_", {}, True),
+            ("mul", {}, False),
+            ("__rshift__", {}, False),
+            (torch.sin, {}, False),
+            (torch.nn.functional.one_hot, {}, False),
+        ],
+    )
+    def test_what_is_a_barrier(self, target: Any, arguments: dict[str, str], expected: bool) -> None:
+        plain = Graph()
+        x = plain.placeholder("x")
+        given = dict.fromkeys(arguments, x)
+        make = plain.call_method if isinstance(target, str) else plain.call_function
+        assert is_barrier(make(target, (x,), given)) is expected
+
     def test_a_wrapped_write_is_none(self) -> None:
         wrapped = torch.ops.higher_order.auto_functionalized
         plain = Graph()
