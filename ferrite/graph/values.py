@@ -25,6 +25,9 @@ from ferrite.graph.snapshot import Snapshot, changed_nodes, take
 # Ops that hand their operands on as they are: the last operands are the inputs of the graphs that they run.
 _HAND_ON = (torch.ops.higher_order.cond, torch.ops.higher_order.while_loop, torch.ops.higher_order.invoke_subgraph)
 
+# Ops that hand on the rows of some operands, one by one, and others as they are: which argument holds the former.
+_HAND_ON_ROWS: dict[Any, int] = {torch.ops.higher_order.scan: 2, torch.ops.higher_order.map_impl: 1}
+
 
 def refresh(module: GraphModule, snapshot: Snapshot, below: Mapping[GraphModule, Snapshot] | None = None) -> int:
     """Recompute the values that the edits since `snapshot` made stale, in this graph and in those that its ops run;
@@ -92,13 +95,17 @@ def _hand_on(node: Node, graph: GraphModule, below: Mapping[GraphModule, Snapsho
     sizes or another dtype are an error: the graph was traced for these."""
     owner = node.graph.owning_module
     callers = [one for one in node.graph.nodes if one.op == "call_function" and graph in _graphs_of(owner, one)]
-    if node.target not in _HAND_ON or callers != [node]:
+    if node.target not in (*_HAND_ON, *_HAND_ON_ROWS) or callers != [node]:
         return 0
     inputs = graph.graph.find_nodes(op="placeholder")
-    operands = tree_leaves((node.args, node.kwargs))
+    cut = _HAND_ON_ROWS.get(node.target)
+    operands = [(operand, at == cut) for at, argument in enumerate(node.args) for operand in tree_leaves(argument)]
+    operands += [(operand, False) for operand in tree_leaves(node.kwargs)]
     changed: set[Node] = set()
-    for place, operand in zip(inputs, operands[len(operands) - len(inputs) :], strict=True):
+    for place, (operand, by_row) in zip(inputs, operands[len(operands) - len(inputs) :], strict=True):
         old, new = value_of(place), value_of(operand)
+        if by_row and isinstance(new, torch.Tensor):  # a row; an index would ask whether there is one
+            new = new.new_empty_strided(new.shape[1:], new.stride()[1:])
         if not isinstance(old, torch.Tensor) or not isinstance(new, torch.Tensor) or same_metadata(old, new):
             continue
         if (old.dtype, old.device, [*map(str, old.shape)]) != (new.dtype, new.device, [*map(str, new.shape)]):

@@ -174,6 +174,7 @@ PROOFS: dict[str, tuple[str, ...]] = {
         "unit/test_graph.py::test_refresh_of_new_memory_that_no_view_shows_stops",
         "unit/test_graph.py::test_refresh_after_an_edit_inside_a_branch_reaches_those_who_read_the_branch",
         "unit/test_graph.py::test_refresh_hands_strides_into_branches",
+        "unit/test_graph.py::test_refresh_hands_the_strides_of_rows_into_what_runs_for_each",
         "unit/test_graph.py::test_refresh_refuses_other_sizes_for_a_branch",
         "unit/test_graph.py::test_refresh_keeps_the_symbols_of_sizes_that_only_running_tells",
         "pattern/test_lowering.py::test_values_are_told_by_the_calls_and_never_by_the_function",

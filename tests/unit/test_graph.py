@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from functorch.experimental import control_flow
+from torch._higher_order_ops.scan import scan
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Interpreter
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from ferrite.errors import Malformed
@@ -311,6 +314,32 @@ def test_refresh_hands_strides_into_branches() -> None:
             (4, 1),
         ]
     assert next(node for node in module.graph.nodes if node.name == "y").meta["val"].stride() == (4, 1)
+
+
+def _summed_up(init: torch.Tensor, rows: torch.Tensor) -> Any:
+    return scan(lambda total, row: (total + row.t(), total * row.t()), init, rows.cos())
+
+
+def _each_turned(scale: torch.Tensor, rows: torch.Tensor) -> Any:
+    return control_flow.map(lambda row, scale: row.t().clone() * scale, rows.cos(), scale)
+
+
+@pytest.mark.parametrize("program", [_summed_up, _each_turned])
+def test_refresh_hands_the_strides_of_rows_into_what_runs_for_each(program: Any) -> None:
+    module = make_fx(program, tracing_mode="fake")(torch.randn(3, 2), torch.randn(5, 2, 3))
+    before = {member: take(member.graph) for _, member in family(module)}
+    (cos,) = module.graph.find_nodes(op="call_function", target=aten.cos.default)
+    with module.graph.inserting_before(cos):
+        turned = module.graph.call_function(aten.permute.default, (cos.args[0], [0, 2, 1]))
+        dense = module.graph.call_function(aten.clone.default, (turned,), {"memory_format": torch.contiguous_format})
+        back = module.graph.call_function(aten.permute.default, (dense, [0, 2, 1]))
+    cos.args = (back,)
+    refresh(module, before[module], before)
+    (child,) = (member for name, member in family(module) if name != "main")
+    values = [node.meta["val"] for node in child.graph.nodes if "val" in node.meta]
+    assert {value.stride() for value in values if value.shape == (2, 3)} == {(1, 2)}
+    assert {value.stride() for value in values if value.shape == (3, 2)} == {(2, 1)}
+    assert refresh(module, take(module.graph)) == 0
 
 
 def test_refresh_refuses_other_sizes_for_a_branch() -> None:
