@@ -1,9 +1,9 @@
 """Which stores go past the caches: those to memory that is larger than any cache, and that nobody reads again here.
 
 A plain store first brings the line that it writes to into the cache, so to write costs as much again as to read; and
-what was written first is gone when somebody comes to read it. One thread, 64 MiB of f32 to 64 MiB, on caches of 32 KiB,
-512 KiB and 32 MiB: 16 to 18 GB/s with plain stores, 22 past the caches. Memory wants long pieces of it: in pieces of
-256 bytes it took longer than plain stores, in pieces of 512 it did not.
+what was written first is gone when somebody comes to read it. Loops in C, one thread, 64 MiB of f32 to 64 MiB, on
+caches of 32 KiB, 512 KiB and 32 MiB: 16 to 18 GB/s with plain stores, 22 past the caches. Memory wants long pieces of
+it: in pieces of 256 bytes it took longer than plain stores, in pieces of 512 it did not.
 
 Such stores are of whole vectors at aligned addresses. Of what a loop adds to an address that is known here, of where
 memory starts not: `emit.py` asks, and has plain stores for memory that starts elsewhere.
