@@ -426,6 +426,9 @@ def compare(
                 runner.fill(present[case.name])
             for number in range(plan.rounds):
                 runner.round(number, rotate(present[case.name], number))
+            for row in (result.row(case.name, contender.name) for contender in present[case.name] if plan.turns):
+                # A run of an hour that is stopped has said what it knows.
+                watch.measured(f"{case.name}, {row.contender}", {name: m.median for name, m in row.metrics.items()})
     return result
 
 
