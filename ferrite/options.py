@@ -94,7 +94,9 @@ class Options:
     )
     products: str = field(
         default="loops",
-        metadata={"doc": f"what small matrix products become: {', '.join(PRODUCTS)} (large ones are a library's)"},
+        metadata={
+            "doc": f"what small matrix products of inference become: {', '.join(PRODUCTS)} (others are a library's)"
+        },
     )
     fallback_random: bool = field(
         default=False,

@@ -102,7 +102,8 @@ def compile_graph(
         edit_post_grad(module, inputs, options, record)
     with record.stage("lower"):
         check_graph(module, "lower", after_autograd=True, values=True)
-        rules = Rules(options.executor != "eager", not options.fallback_random, options.products == "loops")
+        own_products = options.products == "loops" and phase == "inference"
+        rules = Rules(options.executor != "eager", not options.fallback_random, own_products)
         parts = shared_memory(inputs.values, inputs.saved | inputs.donated)
         lowered = lower(module, inputs.static, inputs.donated, inputs.saved, parts=parts, rules=rules)
         record.lowered = lowered.lowered

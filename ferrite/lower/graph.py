@@ -407,7 +407,7 @@ class _OneGraph:
 
     def _is_our_product(self, node: Node) -> bool:
         left, right = (argument.meta["val"] for argument in node.args[-2:])
-        is_ours, why = choose(left, right) if self.shared.rules.own_products else (False, "by the option products")
+        is_ours, why = choose(left, right) if self.shared.rules.own_products else (False, "all are the library's here")
         self.shared.decisions.append(Decision("product by loops", (node.name,), is_ours, why))
         return is_ours
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from ferrite.loops.access import Access, accesses, axis_at, written_by
 from ferrite.loops.index import Axis, Index, constant, free_axes, holds_data, known_equal, of_atom, product
-from ferrite.loops.nodes import Apply, Buffer, Load, Nest, Program, Statement, Store
+from ferrite.loops.nodes import Apply, Buffer, Load, Nest, Program, Reduce, Statement, Store
 from ferrite.loops.passes.merge_axes import Joins, merged, merged_in_reductions
 from ferrite.loops.rewrite import fresh_name, names_in, replace_buffers, substitute_axes, walk
 from ferrite.loops.text import show
@@ -191,12 +191,12 @@ def _would_hurt(
         return Refusal("its sums run across the rows that they could share")
     if not rest and (left or not loop.is_leaf) and _sums_across(nest.axes, nest.body):
         return Refusal("its sums run across the rows that they could share")
-    if _gives_as_much_as_it_reads(loop.axes, loop.body):
+    if _is_small_product(loop.axes, loop.body):
         if left or rest or not loop.is_leaf:
             return Refusal("the sums of a small product would run row by row")
         if any(map(_is_dear, nest.body)):
             return Refusal("it would be computed number by number, behind sums that run along memory")
-    if _gives_as_much_as_it_reads(nest.axes, nest.body):
+    if _is_small_product(nest.axes, nest.body):
         return Refusal("the sums of a small product would run row by row")
     in_order = shared == loop.axes[: len(shared)] and tuple(together.values()) == nest.axes[: len(shared)]
     if not in_order and not _shares_much(loop, nest, set(together.values())):
@@ -206,21 +206,23 @@ def _would_hurt(
     return None
 
 
-def _gives_as_much_as_it_reads(axes: Sequence[Axis], body: Iterable[Statement | Loop]) -> bool:
-    """Whether sums along memory give a number for every few that are read: products of small matrices do."""
+def _is_small_product(axes: Sequence[Axis], body: Iterable[Statement | Loop]) -> bool:
+    """Whether sums of products along memory, whose factors each know only some of the loops, give a number for every
+    few that are read."""
     statements = [part for part in body if not isinstance(part, Loop)]
-    read = {
-        node.buffer
-        for part in statements
-        for sums in reductions_in(part)
-        for node in walk(sums)
-        if isinstance(node, Load)
-    }
+    sums = [node for part in statements for node in reductions_in(part) if _is_of_products(node, frozenset(axes))]
     points = product(axis.extent for axis in axes)
-    elements = [product(buffer.sizes) for buffer in read]
-    if not read or points.terms or any(size.terms for size in elements) or _sums_across(axes, statements):
+    elements = [product(buffer.sizes) for buffer in {n.buffer for e in sums for n in walk(e) if isinstance(n, Load)}]
+    if not sums or points.terms or any(size.terms for size in elements) or _sums_across(axes, statements):
         return False
     return points.constant * FEW_NUMBERS > sum(size.constant for size in elements)
+
+
+def _is_of_products(node: Reduce, axes: frozenset[Axis]) -> bool:
+    body = node.body
+    if not (isinstance(body, Apply) and body.operation == "mul"):
+        return False
+    return all(not axes <= free_axes(factor) for factor in body.operands)
 
 
 def _is_dear(statement: Statement) -> bool:
