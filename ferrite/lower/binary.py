@@ -26,7 +26,19 @@ from ferrite.lower.pointwise import (
     zero,
 )
 from ferrite.lower.table import lowers
-from ferrite.lower.value import Tensor, apply, cast, compute_dtype, const, pointwise, promote, scalar, select, to_float
+from ferrite.lower.value import (
+    Tensor,
+    apply,
+    cast,
+    compute_dtype,
+    const,
+    of_one_dtype,
+    pointwise,
+    promote,
+    scalar,
+    select,
+    to_float,
+)
 
 aten = torch.ops.aten
 
@@ -289,6 +301,7 @@ def fmin(x: Tensor, y: Tensor) -> Tensor:
 @lowers(aten.heaviside.default)
 def heaviside(x: Tensor, y: Tensor) -> Tensor:
     """0 below zero, 1 above, y at both zeros; 0 for NaN."""
+    of_one_dtype("heaviside", x, y)
 
     def body(a: Expr, b: Expr) -> Expr:
         null = zero(a.dtype)

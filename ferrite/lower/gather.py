@@ -32,7 +32,7 @@ from ferrite.loops.nodes import (
     Store,
 )
 from ferrite.loops.shapes import contiguous_strides, reshape_index
-from ferrite.lower.pointwise import truth_of
+from ferrite.lower.pointwise import not_bool, truth_of
 from ferrite.lower.table import lowers
 from ferrite.lower.value import (
     FROM_DTYPE,
@@ -46,8 +46,10 @@ from ferrite.lower.value import (
     compute_dtype,
     const,
     expand,
+    is_one,
     normalize_dim,
     of_buffer,
+    of_one_dtype,
     points,
     promote,
     reduce_axes,
@@ -244,6 +246,7 @@ MOST_CANDIDATES = 32  # that are compared one by one; for more, eager sorts
 
 @lowers(aten.bucketize.Tensor)
 def bucketize(x: Tensor, boundaries: Tensor, *, out_int32: bool = False, right: bool = False, result: Result) -> Tensor:
+    not_bool(boundaries.dtype, "bucketize")
     if boundaries.rank != 1:
         raise Unsupported("boundaries of several dimensions", why="eager raises")
     return _searched(boundaries, x, "right" if right else "left", result)
@@ -467,6 +470,8 @@ def index_put(
 ) -> Tensor | Built:
     """A copy with elements replaced or added to. Halves that meet are rounded after each addition, as in eager."""
     masks = [part for part in indices if part is not None and part.dtype.is_bool]
+    if accumulate or not masks or any(not is_one(extent) for extent in values.sizes):
+        of_one_dtype("index_put", x, values)  # a single value wherever a mask is set is converted
     if masks and len([part for part in indices if part is not None]) == 1:
         return _put_where(x, list(indices).index(masks[0]), masks[0], values, accumulate)
     sizes, where = advanced(x, indices)
@@ -498,6 +503,7 @@ def unsafe_masked_index_put(
     x: Tensor, mask: Tensor, indices: Sequence[Tensor | None], values: Tensor, *, result: Result
 ) -> Built:
     """Values added where the mask is set; elsewhere zero is added to a position that is moved inside."""
+    of_one_dtype("index_put", x, values)
     if is_empty(x):
         raise Unsupported("a masked index into a tensor without elements")
     sizes, where = advanced(x, indices, unchecked=True)
@@ -637,6 +643,7 @@ def index_add(
 
     Eager runs a scatter_add, with its words and its sums of halves, along the first and the last of several dimensions.
     """
+    of_one_dtype("index_add", x, source)
     plain = not isinstance(alpha, Index) and alpha == 1
     if not plain:
         if not (x.dtype.is_float or x.dtype.is_int) or x.dtype.is_half:
@@ -653,6 +660,7 @@ def index_add(
 
 @lowers(aten.index_copy.default)
 def index_copy(x: Tensor, dim: int, indices: Tensor, source: Tensor, *, result: Result) -> Tensor | Built:
+    of_one_dtype("index_copy", x, source)
     message = f"index_copy_(): {OUT_OF_BOUNDS % normalize_dim(dim, x.rank)}"
     return along(x, dim, indices, source, None, result, wrap=False, error="IndexError", message=message)
 
@@ -662,8 +670,8 @@ def index_reduce(
     x: Tensor, dim: int, indices: Tensor, source: Tensor, reduce: str, *, include_self: bool = True, result: Result
 ) -> Tensor | Built:
     """Slices combined at positions; halves are rounded each time, as in eager."""
-    if x.dtype.is_bool:
-        raise Unsupported("index_reduce of truth values", why="eager raises")
+    not_bool(x.dtype, "index_reduce")
+    of_one_dtype("index_reduce", x, source)
     operation = combination(reduce, x.dtype)
     built = along(x, dim, indices, source, operation, result, wrap=False, error="IndexError", message=OUT_OF_RANGE)
     if isinstance(built, Tensor):

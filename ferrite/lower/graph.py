@@ -12,7 +12,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -33,8 +32,23 @@ from ferrite.loops.kernel import kernel_of
 from ferrite.loops.nodes import Assert, Buffer, Checked, Const, Load, Nest, Program, Require, Store
 from ferrite.loops.rewrite import Tree, can_raise, replace_buffers, walk
 from ferrite.loops.shapes import contiguous_strides
+from ferrite.lower.captured import (
+    BREAKS_ITS_PROMISE,
+    CALLED_WITH_OTHER_SHAPES,
+    KEEPS_ITS_PROMISE,
+    is_empty,
+    is_plain,
+    is_size_arithmetic,
+    is_static,
+    last_readers,
+    library_calls_before,
+    may_alias,
+    part_of,
+    refuse_sizes,
+    size_in_bytes,
+    why_in_eager,
+)
 from ferrite.lower.host_sizes import HostSizes
-from ferrite.lower.library import library_of
 from ferrite.lower.policy import Cost, cost_of
 from ferrite.lower.product import choose
 from ferrite.lower.sizes import Sizes
@@ -168,7 +182,7 @@ class _Value:
     def readers(self) -> int:
         if self.part is None:
             return len(self.node.users)
-        return sum(len(user.users) for user in self.node.users if _part_of(user) == self.part)
+        return sum(len(user.users) for user in self.node.users if part_of(user) == self.part)
 
     def memory(self) -> _Value:
         return self if self.root is None else self.root.memory()
@@ -191,8 +205,8 @@ class _OneGraph:
         self.result: Any = None
         self.values: dict[Node, Any] = {}  # _Value, Index, or a tuple of them
         self.host_sizes = HostSizes(shared.sizes, self.steps, shared.fresh)
-        self.last_reader = _last_readers(module)
-        self.calls_before = _library_calls_before(module)
+        self.last_reader = last_readers(module)
+        self.calls_before = library_calls_before(module)
         self.position = 0  # of the node that is being lowered
         self.lists: dict[Node, str] = {}  # views that an op gives as a list, by the op's node
         self.names_of: defaultdict[_Value, list[str]] = defaultdict(list)  # memory -> every name under which it exists
@@ -242,7 +256,7 @@ class _OneGraph:
             return _Value(node, body=owned)
         name = _constant(path, owned, self.shared)
         value = _Value(node, name)
-        if self.shared.rules.use_rows and _is_plain(owned):
+        if self.shared.rules.use_rows and is_plain(owned):
             value.tensor = of_buffer(self._buffer(name, owned))
         return value
 
@@ -253,7 +267,7 @@ class _OneGraph:
             return value
         self.names_of[value.memory()].append(name)
         self.host_sizes.learn(name, fake)
-        if _is_plain(fake):
+        if is_plain(fake):
             try:
                 value.tensor = of_buffer(self._buffer(name, fake))
             except Unsupported:
@@ -318,14 +332,14 @@ class _OneGraph:
         if node.target is not operator.getitem:
             op = name_of(node.target) or node.name
             self.shared.fallbacks[op] += 1
-            self.shared.reasons.setdefault(op, refusal or _reason(op))
+            self.shared.reasons.setdefault(op, refusal or why_in_eager(op))
         self._eager(node)
 
     def _symbolic(self, node: Node) -> bool:
         """Arithmetic on sizes is done in our own algebra and computed on the host when something asks for it."""
         if not isinstance(node.meta.get("val"), torch.SymInt):
             return False
-        if node.meta.get("unbacked_bindings") or not _is_size_arithmetic(node):
+        if node.meta.get("unbacked_bindings") or not is_size_arithmetic(node):
             return False
         extent = self.shared.sizes.index(node.meta["val"])
         if not self.host_sizes.knows(extent):
@@ -347,7 +361,7 @@ class _OneGraph:
         written = (self.values.get(argument) for argument in written_arguments(node))
         self.writes[node.name] = tuple(v.host for v in written if isinstance(v, _Value) and v.host is not None)
         root = self.values.get(node.args[0]) if node.args and isinstance(node.args[0], Node) else None
-        shares = isinstance(root, _Value) and _may_alias(node)
+        shares = isinstance(root, _Value) and may_alias(node)
         value = self.values[node] = self._on_host(node, node.name, root if shares else None)
         value.is_promised = value.tensor is not None and target not in KEEPS_ITS_PROMISE
         value.is_doubtful = self._is_doubtful(node, target)
@@ -356,7 +370,7 @@ class _OneGraph:
         if all(user.target is aten.copy.default and user.args[1] is node for user in node.users):
             return False  # a copy takes the strides of what it goes to
         if target in BREAKS_ITS_PROMISE:
-            return isinstance(node.meta.get("val"), torch.Tensor) and not _is_static(node.meta["val"])
+            return isinstance(node.meta.get("val"), torch.Tensor) and not is_static(node.meta["val"])
         if node.target is operator.getitem and node.args[1] == 1:
             # The gradient of a weight: where it has dimensions of one, eager and trace choose different strides.
             return node.args[0].target is aten.convolution_backward.default and 1 in node.meta["val"].shape
@@ -373,9 +387,9 @@ class _OneGraph:
         fakes = node.meta["val"]
         several = isinstance(fakes, (tuple, list))
         made_of = [fake for fake in (fakes if several else (fakes,)) if fake is not None]
-        if not all(_is_plain(fake) for fake in made_of):
+        if not all(is_plain(fake) for fake in made_of):
             raise Unsupported("a result that is no plain tensor on the CPU")
-        if not row.is_view and all(_is_empty(fake) for fake in made_of):
+        if not row.is_view and all(is_empty(fake) for fake in made_of):
             # A loop that does not run gains nothing, and what strides eager gives here tracing does not know.
             raise Unsupported("a result without elements")
         made = self._made(node, row)
@@ -394,7 +408,7 @@ class _OneGraph:
         """What the row makes of the arguments as they are now."""
         args = tuple(self._row_value(argument) for argument in node.args)
         kwargs = {key: self._row_value(argument) for key, argument in node.kwargs.items()}
-        _refuse_sizes(node.target, args, kwargs)
+        refuse_sizes(node.target, args, kwargs)
         if row.wants_result:
             fakes = node.meta["val"]
             several = isinstance(fakes, (tuple, list))
@@ -406,8 +420,8 @@ class _OneGraph:
         return row.lower(*args, **kwargs)
 
     def _is_our_product(self, node: Node) -> bool:
-        left, right = (argument.meta["val"] for argument in node.args[-2:])
-        is_ours, why = choose(left, right) if self.shared.rules.own_products else (False, "all are the library's here")
+        operands = (argument.meta["val"] for argument in node.args)
+        is_ours, why = choose(*operands) if self.shared.rules.own_products else (False, "all are the library's here")
         self.shared.decisions.append(Decision("product by loops", (node.name,), is_ours, why))
         return is_ours
 
@@ -418,9 +432,9 @@ class _OneGraph:
         last = self.last_reader.get(value.node, self.position)
         if self.calls_before[last] == self.calls_before[self.position]:
             return False
-        size = _size(value.fake)
+        size = size_in_bytes(value.fake)
         dying = [memory for memory in map(self._dying, value.node.all_input_nodes) if memory is not None]
-        return size is not None and sum(_size(memory.fake) == size for memory in dict.fromkeys(dying)) > 1
+        return size is not None and sum(size_in_bytes(memory.fake) == size for memory in dict.fromkeys(dying)) > 1
 
     def _dying(self, node: Node) -> _Value | None:
         """Memory that the graph has made and that is read for the last time as `node`."""
@@ -467,7 +481,7 @@ class _OneGraph:
         """Several results, first those that are made of no other. If one of them holds a reduction, all that are read
         are stored at once, by one kernel for each box; otherwise each is a value on its own."""
         fakes = node.meta["val"]
-        read = {_part_of(user) for user in node.users}
+        read = {part_of(user) for user in node.users}
         values = [_Value(node, part=number) for number in range(len(made))]
 
         def add(parts: Mapping[int, Tensor]) -> None:
@@ -735,33 +749,6 @@ def _in_a_tuple(lower: Callable[..., Any]) -> Callable[..., Any]:
     return lower_call
 
 
-def _refuse_sizes(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Refuse a symbolic size where the op wants a plain number. Its row looks at that: it is a dimension, an order, a
-    precision. What may be symbolic is a SymInt of the schema, or a Scalar, which rows take to `const`."""
-    schema = getattr(op, "_schema", None)  # an op that calls graphs has none
-    if schema is None or not _holds_size((*args, *kwargs.values())):
-        return
-    for place, parameter in enumerate(schema.arguments):
-        value = args[place] if place < len(args) else kwargs.get(parameter.name)
-        kind = parameter.real_type
-        while kind.kind() in ("OptionalType", "ListType"):
-            kind = kind.getElementType()
-        if kind.kind() in ("IntType", "FloatType", "BoolType") and _holds_size(value):
-            raise Unsupported(f"a size for {parameter.name!r}", why="code depends on the number")
-
-
-def _holds_size(value: Any) -> bool:
-    return isinstance(value, Index) or (isinstance(value, (list, tuple)) and any(map(_holds_size, value)))
-
-
-# Ops that give other strides than traced when sizes are symbolic; what is computed from them follows the real ones.
-BREAKS_ITS_PROMISE = frozenset(
-    {"aten._fft_c2c.default", "aten._fft_r2c.default", "aten._fft_c2r.default", "aten.nonzero.default"}
-)
-
-# Ops whose results are always new and contiguous, as traced.
-KEEPS_ITS_PROMISE = frozenset({"aten.mm.default", "aten.addmm.default", "aten.bmm.default", "aten.baddbmm.default"})
-
 _NAMED_DTYPES = {ours.name: Named(str(theirs)) for theirs, ours in TORCH_DTYPES.items()}
 
 
@@ -769,9 +756,6 @@ def _draw_seeds(name: str, count: int) -> Call:
     """One seed for each random op of a call, from torch's default generator, which advances."""
     kind = {"dtype": Named("torch.int64"), "device": Named("torch.device('cpu')")}
     return Call(name, "aten.randint.low", (-(1 << 63), (1 << 63) - 1, [count]), kind)
-
-
-# ---- nodes
 
 
 def _checks(made: Sequence[Tree]) -> Counter[str]:
@@ -785,56 +769,6 @@ def _row_of(op: Any) -> Row | None:
     from ferrite.lower.rows import row_of
 
     return row_of(op)
-
-
-def _last_readers(module: GraphModule) -> dict[Node, int]:
-    """The position of the last node that reads each value; reading a part of a value reads the value."""
-    last: dict[Node, int] = {}
-    position = len(module.graph.nodes)
-    for node in reversed(module.graph.nodes):
-        position -= 1
-        reaches = last.get(node, position) if node.target is operator.getitem else position
-        for argument in node.all_input_nodes:
-            last[argument] = max(last.get(argument, -1), reaches)
-    return last
-
-
-def _library_calls_before(module: GraphModule) -> list[int]:
-    """How many libraries are called up to and with each node."""
-    called = (node.op == "call_function" and library_of(name_of(node.target) or "") for node in module.graph.nodes)
-    return list(accumulate(map(bool, called)))
-
-
-def _size(fake: Any) -> Any:
-    """In bytes, if that is a number."""
-    count = fake.numel() if isinstance(fake, torch.Tensor) else None
-    return count * fake.element_size() if isinstance(count, int) else None
-
-
-def _part_of(user: Node) -> Any:
-    """Which of several results a node takes."""
-    return user.args[1] if user.target is operator.getitem else None
-
-
-def _is_plain(fake: Any) -> bool:
-    """A tensor that loops can read: strided, on the CPU, of a dtype of the loop IR, without lazy negation."""
-    return (
-        isinstance(fake, torch.Tensor)
-        and fake.layout == torch.strided
-        and fake.device.type == "cpu"
-        and fake.dtype in TORCH_DTYPES
-        and not fake.is_quantized
-        and not fake.is_neg()
-        and not torch._is_functional_tensor(fake)
-    )
-
-
-def _is_empty(fake: torch.Tensor) -> bool:
-    return any(isinstance(extent, int) and extent == 0 for extent in fake.shape)
-
-
-def _is_static(fake: torch.Tensor) -> bool:
-    return all(isinstance(extent, int) for extent in (*fake.shape, *fake.stride()))
 
 
 def _is_stored(value: Any) -> bool:
@@ -860,22 +794,6 @@ def _is_dense(buffer: Buffer) -> bool:
                 return False
             below += stride * (extent - 1)
     return True
-
-
-def _is_size_arithmetic(node: Node) -> bool:
-    name = name_of(node.target) or ""
-    return name.startswith(("operator.", "math.", "builtins.", "torch.sym_", "aten.sym_"))
-
-
-def _may_alias(node: Node) -> bool:
-    """Whether a result may share memory with the first argument, by the schema; reshape says nothing and may."""
-    schema = getattr(node.target, "_schema", None)
-    if schema is None:
-        return True
-    return any(r.alias_info is not None for r in schema.returns) or schema.name in ("aten::reshape", "aten::contiguous")
-
-
-CALLED_WITH_OTHER_SHAPES = frozenset({"higher_order.associative_scan"})  # eager calls its body with slices stacked
 
 
 def _function(node: Node, owned: GraphModule, shared: _Shared) -> str:
@@ -906,18 +824,3 @@ def _constant(wanted: str, thing: Any, shared: _Shared) -> str:
 def _identifier(path: str) -> str:
     word = "".join(letter if letter.isalnum() or letter == "_" else "_" for letter in path)
     return f"_{word}" if not word or word[0].isdigit() else word
-
-
-def _reason(op: str) -> str:
-    """Why an op without a row runs in eager."""
-    library = library_of(op)
-    if library is not None:
-        return library
-    match op.partition(".")[0]:
-        case "higher_order":
-            return "control flow: runs the compiled bodies from eager"
-        case "operator" | "math" | "torch" | "builtins":
-            return "arithmetic on sizes"
-        case "aten" | "prims" | "prim":
-            return "no row in the lowering table"
-    return "an operator from outside PyTorch"

@@ -165,6 +165,7 @@ def smooth_l1_loss_backward(
 @lowers(aten.huber_loss.default)
 def huber_loss(x: Tensor, target: Tensor, how: int = MEAN, delta: float = 1.0, *, result: Result) -> Tensor:
     """z**2 / 2 up to delta, delta * (|z| - delta / 2) from there on. bf16 rounds every step, f16 only the last."""
+    floats_only(x, "huber_loss")
     common = common_dtype(x, target, "huber_loss")
     compute = f32 if common.name == "f16" else common
 

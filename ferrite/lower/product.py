@@ -33,12 +33,15 @@ ROWS, ROWS_OF_HALVES = 3, 8
 COLUMNS = 2
 
 
-def choose(left: torch.Tensor, right: torch.Tensor) -> tuple[bool, str]:
-    """Whether a product becomes loops, and why; both tensors have the same number of dimensions."""
+def choose(*operands: torch.Tensor) -> tuple[bool, str]:
+    """Whether a product becomes loops, and why; the last two are its factors, with the same number of dimensions."""
+    left, right = operands[-2:]
     sizes = (*left.shape, right.shape[-1])
     shape = " x ".join(map(str, sizes))
     if left.dtype not in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
         return False, f"{left.dtype} is left to the library"
+    if any(each.dtype != left.dtype for each in operands):
+        return False, "of several dtypes: the library raises"  # tracing does not
     if not all(isinstance(size, int) for size in sizes):
         return False, f"{shape}: sizes that change"
     *batch, rows, inner, columns = sizes

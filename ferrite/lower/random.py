@@ -19,6 +19,7 @@ from ferrite.loops.dtypes import DType, b8, f32, f64, i32, i64
 from ferrite.loops.index import Index, total
 from ferrite.loops.nodes import Expr, Random, Require
 from ferrite.loops.shapes import contiguous_strides
+from ferrite.lower.pointwise import floats_only
 from ferrite.lower.table import lowers
 from ferrite.lower.value import (
     Draw,
@@ -216,6 +217,7 @@ def bernoulli(x: Tensor, p: float = 0.5, generator: Any = None, *, result: Resul
 def bernoulli_of(chances: Tensor, *, generator: Any = None, result: Result, draw: Draw) -> Tensor:
     """Each element with its own chance, which eager checks."""
     default_generator(generator)
+    floats_only(chances, "bernoulli")
     value = chances.body
     zero, one = const(0, value.dtype), const(1, value.dtype)
     allowed = apply("and_", apply("ge", value, zero), apply("le", value, one))
@@ -246,6 +248,10 @@ def _integers(low: Any, high: Any, result: Result, draw: Draw) -> Tensor:
     """low + (bits * (high - low) >> 32): even to one part in 2**32 / (high - low)."""
     if not (isinstance(low, int) and isinstance(high, int)) or not 0 < high - low < 1 << 31:
         raise Unsupported("a range of integers of 2**31 or more, or one that is not known")
+    if not result.dtype.is_float:
+        highest = 1 if result.dtype.is_bool else (1 << (result.dtype.bits - result.dtype.signed)) - 1
+        if high - 1 > highest or low < (-highest - 1 if result.dtype.signed else 0):
+            raise Unsupported(f"integers that {result.dtype} does not hold", why="eager raises")
     strides = contiguous_strides(result.sizes)
 
     def body(*here: Index) -> Expr:

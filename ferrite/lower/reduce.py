@@ -13,11 +13,11 @@ from typing import Any
 import torch
 
 from ferrite.errors import Unsupported
-from ferrite.loops.dtypes import DType, b8, i64
+from ferrite.loops.dtypes import DType, b8, f64, i64
 from ferrite.loops.index import Index, known_nonnegative, minimum, of_atom, product
 from ferrite.loops.nodes import Expr, Guarded, Position
 from ferrite.loops.shapes import contiguous_strides, linear
-from ferrite.lower.pointwise import isfinite, logical_not, truth_of
+from ferrite.lower.pointwise import floats_only, isfinite, logical_not, not_bool, truth_of
 from ferrite.lower.table import lowers
 from ferrite.lower.value import (
     Result,
@@ -29,6 +29,7 @@ from ferrite.lower.value import (
     dtype_of,
     expand,
     normalize_dim,
+    of_one_dtype,
     pointwise,
     promote,
     reduction,
@@ -190,11 +191,13 @@ def min_dim(x: Tensor, dim: int, keep: bool = False) -> tuple[Tensor, Tensor]:
 
 @lowers(aten.argmax.default)
 def argmax(x: Tensor, dim: int | None = None, keep: bool = False) -> Tensor:
+    not_bool(x.dtype, "argmax")
     return extreme("argmax", x, all_dims(dim, x.rank), keep, "index")
 
 
 @lowers(aten.argmin.default)
 def argmin(x: Tensor, dim: int | None = None, keep: bool = False) -> Tensor:
+    not_bool(x.dtype, "argmin")
     return extreme("argmin", x, all_dims(dim, x.rank), keep, "index")
 
 
@@ -250,7 +253,9 @@ def var(x: Tensor, dims: Dims = None, *, correction: Any = None, keepdim: bool =
 
 @lowers(aten.std.correction)
 def std(x: Tensor, dims: Dims = None, *, correction: Any = None, keepdim: bool = False) -> Tensor:
-    variance = spread(x, all_dims(dims, x.rank), keepdim, correction)
+    """Eager sums squares in f64, and its root may fit f32 where the variance does not."""
+    floats_only(x, "std")
+    variance = spread(converted(x, f64), all_dims(dims, x.rank), keepdim, correction)
     return Tensor(variance.axes, cast(apply("sqrt", variance.body), x.dtype))
 
 
@@ -334,6 +339,8 @@ def _shifted(x: Tensor, dim: int) -> tuple[Tensor, Tensor, DType]:
 @lowers(aten._softmax_backward_data.default)
 def softmax_backward(grad: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
     """(g - sum(g * y)) * y"""
+    floats_only(grad, "softmax backward")
+    of_one_dtype("softmax backward", grad, output)
     compute = accumulator(grad.dtype)
     weighted = pointwise(lambda g, y: apply("mul", g, y), grad, output, compute=compute)
     summed = reduction("sum", weighted, all_dims(dim, grad.rank), keep=True, result="value")
@@ -345,6 +352,8 @@ def softmax_backward(grad: Tensor, output: Tensor, dim: int, input_dtype: torch.
 @lowers(aten._log_softmax_backward_data.default)
 def log_softmax_backward(grad: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
     """g - exp(y) * sum(g)"""
+    floats_only(grad, "log_softmax backward")
+    of_one_dtype("log_softmax backward", grad, output)
     compute = accumulator(grad.dtype)
     summed = reduction("sum", grad, all_dims(dim, grad.rank), keep=True, result="value", accumulate=compute)
     summed = expand(summed if grad.rank else Tensor((), summed.body), grad.sizes)
@@ -420,6 +429,8 @@ def norm_dims(
 @lowers(aten.dist.default)
 def dist(x: Tensor, other: Tensor, order: Any = 2, *, result: Result) -> Tensor:
     """The norm of the difference, which is rounded first."""
+    not_bool(x.dtype, "dist")
+    not_bool(other.dtype, "dist")
     gap = pointwise(lambda a, b: apply("sub", a, b), x, other, compute=promote(x, other))
     return vector_norm(gap, order, None, False, result=result)
 

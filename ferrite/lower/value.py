@@ -214,6 +214,12 @@ def to_float(dtype: DType) -> DType:
 # ---- shapes
 
 
+def of_one_dtype(op: str, *tensors: Tensor) -> None:
+    """Refuse a mixture: eager raises where tracing would promote."""
+    if any(other.dtype is not tensors[0].dtype for other in tensors):
+        raise Unsupported(f"{op} of several dtypes", why="eager raises")
+
+
 def broadcast_sizes(shapes: Sequence[Sequence[Index]]) -> tuple[Index, ...]:
     """The common shape, aligned at the end; a size of one stretches. Sizes that may or may not be one are taken as
     equal: tracing has guarded them."""

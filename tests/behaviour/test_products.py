@@ -125,3 +125,19 @@ def test_integers_and_changing_sizes_are_left_to_the_library() -> None:
         y = torch.randn(size, 4)
         torch.testing.assert_close(compiled(y), (y @ y.t()).relu())
     assert all(not taken and reason.endswith("sizes that change") for taken, reason in decided())
+
+
+@pytest.mark.parametrize("added", [(), (torch.float64,), (torch.int64,)])
+def test_operands_of_several_dtypes_raise_as_in_eager(added: tuple[torch.dtype, ...]) -> None:
+    """Tracing lets them pass; the library does not."""
+    factors = torch.randn(3, 4), torch.randn(4, 5, dtype=torch.float32 if added else torch.float64)
+    operands = [*(torch.ones(3, 5, dtype=dtype) for dtype in added), *factors]
+
+    def function(*operands: torch.Tensor) -> torch.Tensor:
+        return torch.mm(*operands) if len(operands) == 2 else torch.addmm(*operands)
+
+    with pytest.raises(RuntimeError) as expected:
+        function(*operands)
+    with torch.no_grad(), pytest.raises(RuntimeError) as found:
+        torch.compile(function, backend="ferrite", options={"strict": True})(*operands)
+    assert str(found.value) == str(expected.value)

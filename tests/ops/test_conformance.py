@@ -7,6 +7,7 @@ backends to see that the harness catches each of them.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import signal
 import time
@@ -24,6 +25,7 @@ from . import known as known_failures
 from . import sweep as sweeping
 from .cases import ERRORS, STANDARD, Case, Group, Plan, Sample, Unit, family, groups, matches, op_table, pick, units
 from .check import Engine, Verdict, judge_values, run_case, run_group
+from .refused import refused_calls
 
 SEED = 0
 UNITS_PER_FAMILY = 8
@@ -452,3 +454,37 @@ def test_a_listed_case_that_passes_is_stale_and_another_kind_fails() -> None:
     assert standing(sweeping.broken("add|f32|s3|static|infer", "crash", "")) == "failure"
     assert standing(sweeping.broken("add|f32|s4|static|infer", "crash", "")) == "failure"
     assert standing(sweeping.broken("add|f32|s3|static|infer", "strides", "")) == "known"
+
+
+# ---- dtypes that eager refuses
+
+ANSWERED_ONCE = (
+    "addmm",
+    "argmax",
+    "bernoulli",
+    "bucketize",
+    "dist",
+    "heaviside",
+    "index_add",
+    "index_copy",
+    "index_put",
+    "mm",
+    "std.unbiased",
+)
+
+
+@pytest.mark.parametrize("name", ANSWERED_ONCE)
+def test_what_eager_refuses_raises(name: str) -> None:
+    calls = list(refused_calls(name))
+    assert calls
+    assert [call.id for call in calls if call.answers("ferrite", strict=True)] == []
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_a_sample_of_what_eager_refuses_raises(part: int) -> None:
+    """The whole is `python -m tests.ops.refused`."""
+    names = _draw(op_table(), str, len(op_table()))[part::4]
+    calls = itertools.chain.from_iterable(_draw(refused_calls(name), lambda call: call.id, 2) for name in names)
+    chosen = list(itertools.islice(calls, 30))
+    assert len(chosen) == 30
+    assert [call.id for call in chosen if call.answers("ferrite", strict=True)] == []

@@ -229,6 +229,13 @@ def test_statistics(correction: float) -> None:
     assert_same(statistics, x.bfloat16(), exact=False)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_deviation_may_fit_where_its_square_does_not(dtype: torch.dtype) -> None:
+    x = (torch.randn(4, 8) * 1e30).to(dtype)
+    assert x.std(1).isfinite().all()
+    assert_same(lambda v: (v.std(1), v.var(1), torch.std_mean(v, 1)), x, exact=False)
+
+
 @pytest.mark.parametrize("executor", ["oracle", "native"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, *HALVES])
 def test_means_of_infinite_elements(executor: str, dtype: torch.dtype) -> None:
