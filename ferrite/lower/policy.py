@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ferrite.loops.nodes import Apply, Expr, Load, Random, Reduce
+from ferrite.loops.nodes import Apply, Const, Expr, Load, Random, Reduce
 from ferrite.loops.rewrite import can_raise, walk
 
 MAX_OPERATIONS = 50
@@ -59,7 +59,7 @@ def cost_of(body: Expr) -> Cost:
     for node in walk(body):
         if isinstance(node, Apply):
             operations += 1
-            holds_dear = holds_dear or node.operation in DEAR
+            holds_dear = holds_dear or _is_dear(node)
         elif isinstance(node, Load):
             reads += 1
             buffers.add(node.buffer.name)
@@ -68,3 +68,8 @@ def cost_of(body: Expr) -> Cost:
         elif isinstance(node, Random):
             holds_dear = True
     return Cost(operations, reads, holds_dear, holds_reduction, can_raise(body), frozenset(buffers))
+
+
+def _is_dear(node: Apply) -> bool:
+    """A division by a number is not: it takes less time than a store and a load."""
+    return node.operation in DEAR and not (node.operation == "div" and isinstance(node.operands[1], Const))

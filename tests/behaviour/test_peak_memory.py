@@ -64,6 +64,12 @@ def test_sizes_that_change_have_no_plan_beforehand() -> None:
     assert {graph.peak_memory for graph in record.graphs} == {None}
 
 
+def backward_graph() -> Any:
+    record = ferrite.last_record()
+    assert record is not None
+    return record.phase("backward")
+
+
 def test_a_backward_frees_what_the_forward_saved_as_it_goes() -> None:
     w = torch.randn(64, 64)
 
@@ -81,12 +87,7 @@ def test_a_backward_frees_what_the_forward_saved_as_it_goes() -> None:
 
     step()
     _, (_, span) = profiled(step)  # of a tensor that was there before, the profiler does not see the end
-    record = ferrite.last_record()
-    assert record is not None
-    graph = record.phase("backward")
-    assert graph is not None
-    assert graph.peak_memory is not None
-    assert graph.block_memory is not None
+    graph = backward_graph()
     assert graph.peak_memory - graph.block_memory == span.bytes
     assert graph.peak_memory <= x.nbytes  # one gradient more than what the forward saved, at any step
 
@@ -108,10 +109,5 @@ def test_of_views_that_the_forward_saved_all_memory_goes_with_the_last() -> None
 
     step()
     _, (_, span) = profiled(step)
-    record = ferrite.last_record()
-    assert record is not None
-    graph = record.phase("backward")
-    assert graph is not None
-    assert graph.peak_memory is not None
-    assert graph.block_memory is not None
+    graph = backward_graph()
     assert graph.peak_memory - graph.block_memory == span.bytes
