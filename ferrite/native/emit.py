@@ -141,7 +141,7 @@ class _Work:
         with b.if_(b.gt(elements, 0)):
             units = self.units(evaluator, scope)
             work = b.mul(elements, evaluator.scalar_index(self._inner_work(), scope))
-            useful = b.minimum(b.add(b.split(work, GRAIN)[0], 1), units)
+            useful = b.minimum(b.add(b.split(b.sub(work, 1), GRAIN)[0], 1), units)
             if useful.literal == 1:
                 b.call(f"@{self.name}", None, buffers, sizes, error, b.constant(i64, 0), units)
                 return
@@ -291,7 +291,8 @@ class _Work:
         outer = [each for each in (*self.loop.axes, *self.shape.outer) if each is not axis]
         if not outer:
             return {}
-        looked_up = next_looked_up(self.evaluator, loop.statements(), outer[-1], axis, scope)
+        made = {buffer for statement in self.statements for buffer in written_by(statement)}
+        looked_up = next_looked_up(self.evaluator, loop.statements(), made, outer[-1], axis, scope)
         return next_rows(self.statements, loop.statements(), outer[-1]) | looked_up
 
     def _in_squares(self, loop: Loop, shape: Shape, scope: Scope) -> None:

@@ -328,3 +328,17 @@ def test_a_write_to_a_bad_place_leaves_what_eager_leaves(write: Callable[..., Te
     found = error_of(compiled, ours, n, torch.ones(3))
     assert (type(found), str(found)) == (type(eager), str(eager))
     assert torch.equal(ours, theirs)
+
+
+def test_rows_whose_index_is_looked_up_itself() -> None:
+    """Large rows are asked for early, by an index that is not checked yet: one that another index leads to must not be
+    read before its turn, nor one that the kernel writes itself."""
+    x, n, m = torch.randn(600, 1024), torch.randint(0, 600, (40,)), torch.randint(0, 40, (30,))
+    compiled = torch.compile(lambda x, n, m: x[n[m]] * 2, backend="ferrite", options=NATIVE)
+    assert torch.equal(compiled(x, n, m), x[n[m]] * 2)
+    assert runs_as_machine_code()
+    wrong = m.clone()
+    wrong[20] = 1 << 40
+    with pytest.raises(IndexError, match="out of bounds for dimension 0 with size 40"):
+        compiled(x, n, wrong)
+    assert torch.equal(compiled(x, n, m), x[n[m]] * 2)
