@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,7 @@ from ferrite.graph.pieces import read_split
 from ferrite.graph.pre_grad.drop_unbind_joins import drop_unbind_joins
 from ferrite.graph.pre_grad.simplify_split_joins import simplify_split_joins
 from ferrite.graph.pre_grad.split_squeeze_to_unbind import split_squeeze_to_unbind
-from tests.pre_grad.harness import capture, keeps, rewrites, trace
+from tests.pre_grad.harness import capture, keeps, rewrites, run_passes, trace
 
 
 def take(parts: Any, count: int) -> list[Any]:
@@ -296,6 +297,85 @@ class TestSimplifySplitJoins:
 
         inputs = [WIDE.clone().requires_grad_(), ONES]
         keeps(simplify_split_joins, function, inputs, because="modes")
+
+
+def eight(x: Any) -> list[Any]:
+    return take(x.split(4, 1), 8)
+
+
+def across(x: Any) -> list[Any]:
+    return take(x.split(4, 2), 8)
+
+
+def gaps(x: Any, y: Any) -> list[Any]:
+    parts = eight(x)
+    return [y, *parts[1:4], y, *parts[5:8], y]
+
+
+def mixed(parts: list[Any], y: Any) -> tuple[Any, Any]:
+    return torch.cat([y, *parts[1:4], y], 2), torch.stack([y, *parts[4:6], y], 1)
+
+
+def joins(graph: Graph) -> int:
+    return len(find(graph, "cat")) + len(find(graph, "stack"))
+
+
+def of_two(x: Any, z: Any, y: Any) -> tuple[Any, ...]:
+    one, other = eight(x), eight(z)
+    joined = torch.cat([y, *one[1:4], y, *other[1:4], y], 2), torch.stack([y, *one[4:6], y, *other[4:6], y], 1)
+    return *joined, one[6].relu(), other[6].relu()
+
+
+# Splits made and removed, joins made and removed, sections that are gone: what the peer's suite expects of its pass.
+# x is (2, 32, 32, 16), y a section along dimension 1, w one along dimension 2.
+PEER: list[tuple[str, Callable[..., Any], tuple[int, ...]]] = [
+    ("a cat as before", lambda x: torch.cat(eight(x), dim=1), (0, 0, 0, 0, 0)),
+    ("a cat as before, by place", lambda x: torch.cat(eight(x), 1), (0, 0, 0, 0, 0)),
+    ("a cat as before, by name", lambda x: torch.cat(tensors=eight(x), dim=1), (0, 0, 0, 0, 0)),
+    ("a cat along another", lambda x: torch.cat(eight(x), -2), (0, 1, 0, 1, 7)),
+    ("a cat along another, by name", lambda x: torch.cat(tensors=eight(x), dim=-2), (0, 1, 0, 1, 7)),
+    # Returned, such a stack must not share the input's memory, as the peer's does: here something reads it.
+    ("a stack", lambda x: torch.stack(eight(x), dim=1).neg(), (0, 1, 0, 1, 7)),
+    ("a stack, by place", lambda x: torch.stack(eight(x), 1).neg(), (0, 1, 0, 1, 7)),
+    ("a stack, by name", lambda x: torch.stack(tensors=eight(x), dim=1).neg(), (0, 1, 0, 1, 7)),
+    ("a cat with others", lambda x, y: torch.cat([y, *eight(x), y], 1), (0, 1, 1, 1, 7)),
+    ("a stack with others", lambda x, y: torch.stack([y, *eight(x), y, y], 1), (0, 1, 1, 1, 7)),
+    ("along dimension 2", lambda x, w: torch.cat([w, *across(x), w], 2), (0, 1, 1, 1, 7)),
+    ("1 to 2, cat", lambda x, y: torch.cat([y, *eight(x), y], 2), (0, 1, 1, 1, 7)),
+    ("1 to 2, stack", lambda x, y: torch.stack([y, *eight(x), y], 2), (0, 1, 1, 1, 7)),
+    ("1 to 3, cat", lambda x, y: torch.cat([y, *eight(x), y], 3), (0, 1, 1, 1, 7)),
+    ("1 to 3, stack", lambda x, y: torch.stack([y, *eight(x), y], 3), (0, 1, 1, 1, 7)),
+    ("2 to 0, cat", lambda x, w: torch.cat([w, *across(x), w], 0), (0, 1, 1, 1, 7)),
+    ("2 to 0, stack", lambda x, w: torch.stack([w, *across(x), w], 0), (0, 1, 1, 1, 7)),
+    ("gaps, cat", lambda x, y: torch.cat(gaps(x, y), 1), (1, 1, 1, 1, 4)),
+    ("gaps, stack", lambda x, y: torch.stack(gaps(x, y), 1), (1, 1, 1, 1, 4)),
+    ("gaps, cat along another", lambda x, y: torch.cat(gaps(x, y), 2), (1, 1, 1, 1, 4)),
+    ("gaps, stack along another", lambda x, y: torch.stack(gaps(x, y), 2), (1, 1, 1, 1, 4)),
+    ("several readers", lambda x, y: (*mixed(p := eight(x), y), p[6].relu()), (1, 1, 2, 2, 3)),
+    ("a section is returned", lambda x, y: (*mixed(p := eight(x), y), p[6]), (1, 1, 2, 2, 3)),
+    (
+        "unequal sections",
+        lambda x, y: (*mixed(p := take(x.split([2, 4, 4, 4, 4, 4, 8, 2], 1), 8), y), p[6].relu()),
+        (1, 1, 2, 2, 3),
+    ),
+    # The peer stops after one of the two splits: (1, 1, 2, 2, 3).
+    ("two splits", of_two, (2, 2, 2, 2, 6)),
+]
+
+
+@pytest.mark.parametrize(("function", "counts"), [row[1:] for row in PEER], ids=[row[0] for row in PEER])
+def test_counts_of_the_peers_table(function: Callable[..., Any], counts: tuple[int, ...]) -> None:
+    x = torch.randn(2, 32, 32, 16)
+    given = {"x": x, "z": x + 1, "y": torch.ones(2, 4, 32, 16), "w": torch.ones(2, 32, 4, 16)}
+    captured = trace(function, [given[name] for name in inspect.signature(function).parameters])
+    before = captured.module.graph
+    after = run_passes(captured, simplify_split_joins, exact=True).module.graph
+    splits_made, splits_gone, joins_made, joins_gone, sections_gone = counts
+    fewer = len(find(before, "split")) - len(find(after, "split"))
+    assert fewer == splits_gone - splits_made
+    assert joins(before) - joins(after) == joins_gone - joins_made
+    whole = fewer  # what a split that is gone had been read from counts as one section
+    assert sum(map(len, sections(before))) - sum(map(len, sections(after))) - whole == sections_gone
 
 
 CUBE = torch.randn(2, 3, 4)
