@@ -119,6 +119,7 @@ def main(arguments: list[str] | None = None) -> int:
     console = open_console()
     peers = not chosen.no_inductor and find_cxx() is not None
     torch.set_num_threads(1)  # nothing here is worth a team
+    torch._dynamo.config.automatic_dynamic_shapes = False  # two batches of one MLP are two cases of fixed sizes
     with torch.no_grad():
         console.print("compiling", highlight=False)
         calls = {name: contenders(*example, peers) for name, example in examples().items()}

@@ -99,7 +99,7 @@ def taken(function: Callable[..., Any], *arguments: Any, **options: Any) -> set[
     return {d.subjects for graph in record.graphs for d in graph.decisions if d.what == "reuse" and d.taken}
 
 
-X, W = torch.randn(64, 64), torch.randn(64, 64)
+X, W = torch.randn(64, 64), torch.randn(64, 64) / 8  # results of size one
 
 
 @pytest.mark.parametrize("host", ["native", "python"])
