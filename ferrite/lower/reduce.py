@@ -304,8 +304,6 @@ def softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
 def safe_softmax(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
     """As softmax, but a row of -inf gives zeros."""
     wide = x if dtype is None else converted(x, dtype_of(dtype))
-    if not wide.dtype.is_float:
-        raise Unsupported(f"softmax of {wide.dtype}", why="eager raises")
     made = softmax(wide, dim, False)
     masked = Tensor(wide.axes, apply("eq", wide.body, const(-math.inf, wide.dtype)))
     hidden = reduction("all", masked, all_dims(dim, x.rank), keep=True, result="value")
@@ -326,6 +324,7 @@ def log_softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
 
 def _shifted(x: Tensor, dim: int) -> tuple[Tensor, Tensor, DType]:
     """x - max and sum(exp(x - max)) along a dimension, both in the accumulator's dtype and the shape of x."""
+    floats_only(x, "softmax")
     chosen = all_dims(dim, x.rank)
     compute = accumulator(x.dtype)
     most = reduction("softmax", x, chosen, keep=True, result="max", accumulate=compute)
