@@ -404,10 +404,7 @@ class _Assembler:
         header = [len(self.template), start, start + cleaner, result]
         words = [*header, *self.template, *self.code]
         data = struct.pack(f"{len(words)}Q", *(word & 0xFFFFFFFFFFFFFFFF for word in words))
-        enter = _machine().address("ferrite_enter")
-        body, definition = machine.python_function(self.program.name, enter, data)
-        self.alive.append(definition)
-        return body
+        return machine.python_function(self.program.name, _machine().address("ferrite_enter"), data)
 
     # ---- pieces
 

@@ -68,14 +68,20 @@ def address_in_bytes() -> int:
     return bytes.__basicsize__ - 1
 
 
-def python_function(name: str, address: int, owner: bytes) -> tuple[Callable[[Any], Any], object]:
-    """A built-in function of one argument, which hands `owner` to the code at `address` as its `self`; and something
-    that has to live as long as the function."""
-    definition = _MethodDefinition(name.encode(), address, METH_O, None)
+def python_function(name: str, address: int, program: bytes) -> Callable[[Any], Any]:
+    """A built-in function of one argument, which hands a bytes object that starts with `program` to the code at
+    `address` as its `self`. Python reads the definition of a function until that is gone, and lets go of its `self`
+    after that: so the definition lies behind the program, where nothing that is collected earlier can own it."""
+    at, label = len(program), name.encode() + b"\0"
+    owner = program + bytes(ctypes.sizeof(_MethodDefinition)) + label
+    content = id(owner) + address_in_bytes()  # nobody else has seen these bytes yet: they may be written
+    definition = _MethodDefinition.from_address(content + at)
+    definition.name = content + at + ctypes.sizeof(_MethodDefinition)
+    definition.address, definition.flags = address, METH_O
     make = ctypes.pythonapi.PyCFunction_NewEx
     make.restype = ctypes.py_object
     make.argtypes = (ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)
-    return make(ctypes.addressof(definition), owner, None), definition
+    return make(content + at, owner, None)
 
 
 METH_O = 8
@@ -83,10 +89,10 @@ METH_O = 8
 
 class _MethodDefinition(ctypes.Structure):
     _fields_ = (
-        ("name", ctypes.c_char_p),
+        ("name", ctypes.c_void_p),
         ("address", ctypes.c_void_p),
         ("flags", ctypes.c_int),
-        ("doc", ctypes.c_char_p),
+        ("doc", ctypes.c_void_p),
     )
 
 

@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 import ferrite
 from ferrite.artifact import native_host
 from ferrite.artifact.native_host import kept_memory
+from ferrite.native import machine
 from tests.behaviour.compare import STRICT, sharing
 from tests.behaviour.compare import compare as compare_with
 
@@ -311,6 +312,16 @@ def test_memory_is_kept_between_calls_and_given_back() -> None:
     assert kept_memory() == 0
     assert torch.equal(compiled(x), expected)
     ferrite.release_memory()
+
+
+def test_a_function_owns_its_definition() -> None:
+    """Whatever the collector takes first: Python reads the definition of a built-in function until that is gone."""
+    names = [f"graph_{number}_forward" for number in range(200)]
+    functions = [machine.python_function(name, 0, bytes(8)) for name in names]
+    gc.collect()
+    noise = [b"#" * size for size in range(16, 400) for _ in range(20)]
+    assert [function.__name__ for function in functions] == names
+    assert len(noise) == 384 * 20
 
 
 def test_nothing_grows_with_calls() -> None:
