@@ -180,9 +180,12 @@ class _Value:
 
     @property
     def readers(self) -> int:
-        if self.part is None:
-            return len(self.node.users)
-        return sum(len(user.users) for user in self.node.users if part_of(user) == self.part)
+        return len(self.node.users) if self.part is None else sum(len(taker.users) for taker in self.takers)
+
+    @property
+    def takers(self) -> list[Node]:
+        """The nodes that take this one of several results."""
+        return [user for user in self.node.users if part_of(user) == self.part]
 
     def memory(self) -> _Value:
         return self if self.root is None else self.root.memory()
@@ -442,8 +445,11 @@ class _OneGraph:
         if not isinstance(value, _Value) or self.last_reader[node] > self.position:
             return None
         memory = value.memory()
-        is_made = memory.host is not None and memory.node.op == "call_function"
-        return memory if is_made and self.last_reader[memory.node] <= self.position else None
+        if memory.host is None or memory.node.op != "call_function":
+            return None
+        # Of several results, the others may be read later: the gradients of a layer norm's weights, by the caller.
+        nodes = [memory.node] if memory.part is None else memory.takers
+        return memory if all(self.last_reader.get(each, -1) <= self.position for each in nodes) else None
 
     def _view(self, node: Node, made: Tensor | Sequence[Tensor]) -> _Value | tuple[_Value, ...]:
         """One view of the first argument, or a list of them."""

@@ -32,7 +32,6 @@ SMALL_PRODUCTS = "small products are loops that share kernels: all their results
 MORE_MEMORY: dict[tuple[str, str], tuple[int, str]] = {
     ("lstm", "inference"): (4608, SMALL_PRODUCTS),
     ("gru", "inference"): (4608, SMALL_PRODUCTS),
-    ("dinov2", "training"): (4608, "2.04% more than eager, 0.98 of it some commits before: the cause is not known yet"),
 }
 
 # Where eager in float64 is another function, so that results are compared with eager's.
