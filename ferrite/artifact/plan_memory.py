@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 
 from ferrite.artifact.host_values import PART, PRODUCTS, Values
 from ferrite.errors import Unsupported
-from ferrite.host.memory import Gaps, Life, Span, arrange, place
+from ferrite.host.memory import FEW, Gaps, Life, Span, arrange, place
 from ferrite.host.nodes import ALLOCATE, HOLD, Call, Free, HostProgram, Launch, Return
 from ferrite.loops.index import ONE, ZERO, Index, constant, free_atoms
 from ferrite.syntax import Ref, refs
@@ -257,8 +257,11 @@ class _Planner:
         or some more, if they make less of the block than they add outside."""
         alive, inside, most = self.alive, self.inside, self.most
         found, total = (offsets, length), length + most
-        for part in range(PARTS + 1):
-            self.alive, self.inside, self.most = [*alive], [*inside], most + length * part // PARTS
+        limits = [most + length * part // PARTS for part in range(PARTS + 1)]
+        if len(self.inner) <= FEW:  # also as much as one of them needs, where nothing else is outside
+            limits += sorted({life.bytes for life in self.inner.values() if life.bytes > most}, reverse=True)[:PARTS]
+        for limit in limits:
+            self.alive, self.inside, self.most = [*alive], [*inside], limit
             outside = self._lower(self._make_tensor)
             if outside and max(self.inside) + max(self.alive) < (1 - WORTH) * total:
                 other = self._place_without(outside)

@@ -14,7 +14,8 @@ from ferrite.loops.nodes import Program
 @dataclass(frozen=True)
 class Body:
     """One callable: its steps in order. `memory`: for a name that shares memory with others, the one name that stands
-    for all of them; `writes`: for the result of a call, the names of the arguments that it writes to."""
+    for all of them; `writes`: for the result of a call, the names of the arguments that it writes to; `bytes`: how long
+    memory is, by the name that stands for it, unless sizes change."""
 
     name: str
     inputs: tuple[Input, ...]
@@ -22,6 +23,7 @@ class Body:
     result: Any
     memory: dict[str, str] = field(default_factory=dict)
     writes: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    bytes: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -37,3 +39,7 @@ class Lowered:
     reasons: dict[str, str] = field(default_factory=dict)
     lowered: int = 0
     decisions: tuple[Decision, ...] = ()
+
+    @property
+    def bodies(self) -> tuple[Body, ...]:
+        return self.main, *self.functions

@@ -238,7 +238,10 @@ class _OneGraph:
     def body(self, name: str) -> Body:
         """What became of the graph."""
         memory = {each: names[0] for names in self.names_of.values() if len(names) > 1 for each in names}
-        return Body(name, tuple(self.inputs), tuple(self.steps), self.result, memory, self.writes)
+        tensors = [(names[0], v.fake) for v, names in self.names_of.items() if isinstance(v.fake, torch.Tensor)]
+        bytes = {each: size_in_bytes(fake) for each, fake in tensors}
+        known = {} if None in bytes.values() else bytes
+        return Body(name, tuple(self.inputs), tuple(self.steps), self.result, memory, self.writes, known)
 
     # ---- where values come from
 

@@ -18,7 +18,9 @@ from ferrite.host.nodes import ALLOCATE, Call, Launch
 from ferrite.loops.kernel import kernel_of
 from ferrite.loops.nodes import Buffer, Nest, Program
 from ferrite.loops.rewrite import can_raise, replace_buffers
+from ferrite.schedule.alive import SLACK, Alive
 from ferrite.schedule.arrange import Loop, Refusal, join
+from ferrite.schedule.run_early import run_early
 from ferrite.syntax import refs
 
 MOST_BUFFERS = 32  # of one kernel
@@ -26,11 +28,23 @@ MOST_TRIES = 3  # earlier kernels that a launch is offered to
 
 
 def fuse(lowered: Lowered) -> Lowered:
-    """Join the launches of a graph, and those of the functions that it calls."""
+    """Join the launches of a graph, and those of the functions that it calls. Those that can share loops do, unless the
+    graph then needs more memory than with all of them apart: then only as long as it does not."""
     if not lowered.kernels:
         return lowered
+    joined, apart = _join_launches(lowered), run_early(lowered)
+    if all(map(_needs_no_more, run_early(joined).bodies, apart.bodies)):
+        return joined
+    return _join_launches(apart, limited=True)
+
+
+def _needs_no_more(body: Body, apart: Body) -> bool:
+    return Alive(body).most <= SLACK * Alive(apart).most
+
+
+def _join_launches(lowered: Lowered, *, limited: bool = False) -> Lowered:
     kernels, constants = _Kernels(lowered.kernels), frozenset(lowered.constants)
-    runs = [_Fusion(body, kernels, constants) for body in (lowered.main, *lowered.functions)]
+    runs = [_Fusion(body, kernels, constants, Alive(body) if limited else None) for body in lowered.bodies]
     main, *functions = (run.run() for run in runs)
     decisions = tuple(decision for run in runs for decision in run.decisions)
     used = {step.kernel for body in (main, *functions) for step in body.steps if isinstance(step, Launch)}
@@ -45,6 +59,7 @@ class _Part:
     """One launch with the buffers of the graph in the place of the kernel's own."""
 
     launch: Launch
+    step: int
     nests: tuple[Nest, ...]
     read: tuple[Buffer, ...]
     written: tuple[Buffer, ...]
@@ -77,8 +92,8 @@ class _Group:
 class _Fusion:
     """One walk over the steps of a body."""
 
-    def __init__(self, body: Body, kernels: _Kernels, constants: frozenset[str]) -> None:
-        self.body, self.kernels, self.constants = body, kernels, constants
+    def __init__(self, body: Body, kernels: _Kernels, constants: frozenset[str], alive: Alive | None) -> None:
+        self.body, self.kernels, self.constants, self.alive = body, kernels, constants, alive
         self.items: list[Call | _Group] = []
         self.last_write: dict[str, int] = {}  # by the name that stands for the memory
         self.last_touch: dict[str, int] = {}
@@ -89,9 +104,9 @@ class _Fusion:
 
     def run(self) -> Body:
         ours = self._filled_by_kernels()
-        for step in self.body.steps:
+        for position, step in enumerate(self.body.steps):
             if isinstance(step, Launch):
-                self._place(self._part(step))
+                self._place(self._part(step, position))
             elif step.target == ALLOCATE and step.result in ours:
                 self.waiting[step.result] = step
             else:
@@ -120,7 +135,7 @@ class _Fusion:
         for name in (step.result, *self.body.writes.get(step.result, ())):
             self.last_write[self._root(name)] = self.last_touch[self._root(name)] = position
 
-    def _part(self, launch: Launch) -> _Part:
+    def _part(self, launch: Launch, step: int) -> _Part:
         program = self.kernels.programs[launch.kernel]
         names = dict(zip((p.buffer for p in program.parameters), launch.buffers, strict=True))
         moved = {b: Buffer(name, b.dtype, b.sizes, b.strides) for b, name in names.items()}
@@ -130,6 +145,7 @@ class _Fusion:
         nests = tuple(replace_buffers(nest, moved) for nest in program.nests)
         return _Part(
             launch,
+            step,
             nests,
             tuple(buffer for buffer, role in roles.items() if role == "in"),
             tuple(buffer for buffer, role in roles.items() if role != "in"),
@@ -205,6 +221,10 @@ class _Fusion:
             if isinstance(loop, Refusal):
                 break
             loop = join(loop, nest)
+        if self.alive is None or isinstance(loop, Refusal):
+            return loop
+        if not self.alive.join(group.parts[0].step, part.step, part.launch.buffers):
+            return Refusal("more memory would be alive at once than with all launches apart")
         return loop
 
     def _under_two_names(self, buffers: Iterable[Buffer], written: set[Buffer]) -> bool:

@@ -27,13 +27,6 @@ DEAD_DRAWS: dict[tuple[str, str], str] = {
     ("wav2vec2", "inference"): "AOTAutograd removes a draw that nobody reads, here the one for layer drop"
 }
 
-# Where a call needs more than 1.02 times eager's memory, all of it a few kilobytes: at most that many bytes more.
-SMALL_PRODUCTS = "small products are loops that share kernels: all their results are there before the next reads them"
-MORE_MEMORY: dict[tuple[str, str], tuple[int, str]] = {
-    ("lstm", "inference"): (4608, SMALL_PRODUCTS),
-    ("gru", "inference"): (4608, SMALL_PRODUCTS),
-}
-
 # Where eager in float64 is another function, so that results are compared with eager's.
 NO_REFERENCE: dict[tuple[str, str], str] = {
     ("swin", "training"): "drop path draws in the dtype of the model, and other numbers in float64",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from ferrite.artifact.compiled import CompiledGraph
 from ferrite.host.lowered import Body, Lowered
 from ferrite.host.nodes import Call, HostProgram, Input, Launch
 from ferrite.loops.text import parse_program
+from ferrite.schedule.alive import Alive
 from ferrite.schedule.fuse import fuse
 from ferrite.syntax import Ref
 
@@ -184,3 +186,38 @@ def test_kernels_that_passes_made_equal_all_stay() -> None:
     launched = [step.kernel for step in fused.main.steps if isinstance(step, Launch)]
     assert len(launched) == 2
     assert set(launched) == {program.name for program in fused.kernels}
+
+
+MAKE = """
+def make(x: f32[64], w: f32[64], y: out(f32[64])):
+    for i in box(64):
+        y[i] = x[i] * w[i]
+"""
+ADD = """
+def add(x: f32[64], s: f32[64], y: out(f32[64])):
+    for i in box(64):
+        y[i] = sum(x[r] for r in box(64)) + s[i]
+"""
+
+
+def steps_of_a_cell(depth: int) -> Lowered:
+    """In each step one launch makes a row, another adds it to what came before. All that make rows could be one."""
+    made, sums = ([f"{kind}{n}" for n in range(depth)] for kind in "ma")
+    steps: list[Call | Launch] = [Call(name, "aten.empty_strided.default", ([64], [1]), {}) for name in (*made, *sums)]
+    for row, before, after in zip(made, ("s", *sums), sums, strict=False):
+        steps += [Launch("make", ("x", "w", row), ()), Launch("add", (row, before, after), ())]
+    inputs = tuple(Input(name, "f32[64]") for name in "xws")
+    bytes = dict.fromkeys(("x", "w", "s", *made, *sums), 256)
+    body = Body("main", inputs, tuple(steps), (Ref(sums[-1]),), bytes=bytes)
+    return Lowered(body, kernels=(parse_program(MAKE), parse_program(ADD)))
+
+
+def test_joins_need_no_more_memory_than_launches_apart() -> None:
+    depth = 5
+    lowered = steps_of_a_cell(depth)
+    free = fuse(replace(lowered, main=replace(lowered.main, bytes={})))
+    fused = fuse(lowered)
+    assert Alive(replace(free.main, bytes=lowered.main.bytes)).most >= depth * 256  # all rows at once
+    assert Alive(fused.main).most <= Alive(lowered.main).most
+    reasons = {decision.reason for decision in fused.decisions if not decision.taken}
+    assert "more memory would be alive at once than with all launches apart" in reasons
