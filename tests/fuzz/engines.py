@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from tests.both_hosts import both_hosts
+
 from .programs import Program, function_of
 
 
@@ -18,12 +20,14 @@ class Engine:
     """A way to run a program.
 
     Native code starts a team of threads for large loops only. With `shares_all` it does for all, and in small parts.
+    With `both` every graph also runs in the other execution of its host program, and has to give the same bits.
     """
 
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
     threads: int = 1
     shares_all: bool = False
+    both: bool = False
     backend: Any = "ferrite"
 
     def compiled(self, program: Program) -> Callable[..., Any]:
@@ -38,7 +42,11 @@ class Engine:
         """Around whatever makes code."""
         from .loops import small_parts
 
-        with small_parts() if self.shares_all else contextlib.nullcontext():
+        with contextlib.ExitStack() as stack:
+            if self.shares_all:
+                stack.enter_context(small_parts())
+            if self.both:
+                stack.enter_context(both_hosts())
             yield
 
     @contextlib.contextmanager
@@ -60,6 +68,7 @@ ENGINES = {
         Engine("oracle", NATIVE | {"executor": "oracle"}),
         Engine("plain", NATIVE | {"disable": ("schedule", "loops")}),
         Engine("threads", NATIVE, threads=2, shares_all=True),
+        Engine("hosts", NATIVE, both=True),
     )
 }
 # Not tested, but asked who is to blame: torch's own capture, and ours without any lowering.

@@ -33,6 +33,11 @@ def parse_arguments(words: list[str] | None = None) -> argparse.Namespace:
         metavar="JSON",
         help="options= of torch.compile; for Ferrite fallback_random is set, because results are compared with eager's",
     )
+    parser.add_argument(
+        "--both-hosts",
+        action="store_true",
+        help="every graph runs in both executions of its host program",
+    )
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), metavar="N", help="worker processes")
     parser.add_argument("--resume", action="store_true", help="go on with an interrupted sweep (this is the default)")
     parser.add_argument("--fresh", action="store_true", help="forget an interrupted sweep")
@@ -121,7 +126,7 @@ def main(words: list[str] | None = None) -> int:
     console = Console()
     plan = make_plan(arguments)
     options = {"fallback_random": True} | (arguments.options or {}) if arguments.backend == "ferrite" else None
-    engine = Engine(arguments.backend, options or arguments.options)
+    engine = Engine(arguments.backend, options or arguments.options, arguments.both_hosts)
     if arguments.only:
         return 0 if report_cases(plan, engine, console) else 1
     known = known_failures.Known(()) if arguments.known_failures == "ignore" else known_failures.load()

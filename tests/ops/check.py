@@ -38,6 +38,9 @@ from torch._dynamo.utils import counters
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._comparison import default_tolerances
 
+from tests.both_hosts import both_hosts
+from tests.copies import WIDE, Copier, dense_parts, is_plain
+
 from .cases import UNDEFINED_VALUES, Case, Group, Sample, function_of, op_table, seed_everything
 
 SLACK = 2.0
@@ -83,10 +86,12 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 class Engine(msgspec.Struct, frozen=True):
-    """The backend under test, as given to torch.compile."""
+    """The backend under test, as given to torch.compile. `both_hosts`: every graph of Ferrite runs in both executions
+    of its host program, which have to give the same bits."""
 
     backend: Any = "ferrite"
     options: dict[str, Any] | None = None
+    both_hosts: bool = False
 
 
 class Observation(msgspec.Struct):
@@ -133,67 +138,12 @@ def _rebuild(value: Any, change: Callable[[Any], Any]) -> Any:
     return change(value)
 
 
-class _Copier:
-    """Copies arguments with their layout: strides, offsets, bits, and who shares storage with whom."""
-
-    def __init__(self, widen: bool = False) -> None:
-        self.storages: dict[int, torch.UntypedStorage] = {}
-        self.tensors: dict[int, torch.Tensor] = {}
-        self.widen = widen
-
-    def __call__(self, value: Any) -> Any:
-        if isinstance(value, torch.Generator):
-            twin = torch.Generator(value.device)
-            twin.set_state(value.get_state())
-            return twin
-        if isinstance(value, torch.dtype) and self.widen:
-            return _WIDE.get(value, value)
-        if not isinstance(value, torch.Tensor):
-            return value
-        if id(value) not in self.tensors:
-            self.tensors[id(value)] = self._tensor(value)
-        return self.tensors[id(value)]
-
-    def _tensor(self, value: torch.Tensor) -> torch.Tensor:
-        if self.widen and value.dtype in _WIDE:
-            return value.detach().to(_WIDE[value.dtype], copy=True).requires_grad_(value.requires_grad)
-        if not _plain(value):
-            return value.detach().clone().requires_grad_(value.requires_grad)
-        storage = value.untyped_storage()
-        if storage._cdata not in self.storages:
-            self.storages[storage._cdata] = storage.clone()
-        twin = torch.empty(0, dtype=value.dtype, device=value.device)
-        twin.set_(self.storages[storage._cdata], value.storage_offset(), value.shape, value.stride())
-        if value.is_conj():
-            twin = torch._conj(twin)
-        if value.is_neg():
-            twin = torch._neg_view(twin)
-        if isinstance(value, torch.nn.Parameter):
-            return torch.nn.Parameter(twin.detach(), value.requires_grad)
-        return twin.detach().requires_grad_(value.requires_grad)
-
-
-_WIDE = {
-    torch.float16: torch.float64,
-    torch.bfloat16: torch.float64,
-    torch.float32: torch.float64,
-    torch.complex64: torch.complex128,
-    torch.complex32: torch.complex128,
-}
-
-
-def _plain(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is memory and strides, which sparse, nested and opaque ones are not."""
-    ordinary = type(tensor) in (torch.Tensor, torch.nn.Parameter)
-    return ordinary and tensor.layout is torch.strided and not tensor.is_nested
-
-
 class _Detour(torch.autograd.Function):
     """A copy with the same strides that gradients pass through: an input that in-place ops may change."""
 
     @staticmethod
     def forward(context: Any, value: torch.Tensor) -> torch.Tensor:
-        return _Copier()(value.detach()) if _plain(value) else value.detach().clone()
+        return Copier()(value.detach()) if is_plain(value) else value.detach().clone()
 
     @staticmethod
     def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:
@@ -216,7 +166,7 @@ def observe(
 
     The backward starts from random cotangents, or from these, which another observation started from.
     """
-    copy = _Copier(widen)
+    copy = Copier(widen)
     value, args, kwargs = (_rebuild(part, copy) for part in (sample.input, sample.args, sample.kwargs))
     leaves = [tensor for tensor in tensors_of((value, args, kwargs)) if tensor.requires_grad]
     if case.form == "inplace" and isinstance(value, torch.Tensor) and value.requires_grad:
@@ -256,7 +206,7 @@ def _cotangent(out: torch.Tensor, seed: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     if out.is_nested or out.layout is not torch.strided:
         return torch.ones_like(out)
-    return _laid_out_like(out, torch.randn(out.shape, dtype=_WIDE.get(out.dtype, out.dtype), generator=generator))
+    return _laid_out_like(out, torch.randn(out.shape, dtype=WIDE.get(out.dtype, out.dtype), generator=generator))
 
 
 def _laid_out_like(out: torch.Tensor, cotangent: torch.Tensor) -> torch.Tensor:
@@ -451,22 +401,6 @@ _METADATA: tuple[tuple[str, Callable[[torch.Tensor], Any]], ...] = (
 )
 
 
-def dense_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """The plain tensors that hold a tensor's values, whatever its layout."""
-    tensor = tensor.detach()
-    if tensor.is_nested:
-        return [part.detach() for part in tensor.unbind()]
-    if tensor.layout is torch.sparse_coo:
-        return [tensor._indices(), tensor._values()]
-    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
-    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
-        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
-    if tensor.layout is not torch.strided:
-        return [tensor.to_dense()]
-    return [tensor.resolve_conj().resolve_neg()]
-
-
 def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
     """Equal everywhere; NaN equals NaN of any payload, zero does not equal minus zero."""
     if left.is_quantized:
@@ -538,7 +472,7 @@ def aliases(inputs: list[torch.Tensor], result: Any) -> list[str]:
 
 def share_memory(left: torch.Tensor, right: torch.Tensor) -> bool:
     """Whether two tensors stand on one storage. Empty storages have no address, only an identity."""
-    if not (_plain(left) and _plain(right)):
+    if not (is_plain(left) and is_plain(right)):
         return False
     one, two = left.untyped_storage(), right.untyped_storage()
     return one._cdata == two._cdata or (one.data_ptr() == two.data_ptr() != 0)
@@ -590,16 +524,19 @@ def _graphs() -> tuple[int, int]:
 
 
 class Shared(msgspec.Struct):
-    """A compiled function that several samples go through, and whether any of them left a graph in it."""
+    """A compiled function that several samples go through, whether any of them left a graph in it, and how the two
+    executions of its host programs differed since somebody looked."""
 
     call: Call
     has_graphs: bool = False
+    hosts: list[str] = msgspec.field(default_factory=list)
 
 
 def run_case(case: Case, sample: Sample, engine: Engine, seed: int = 0, shared: Shared | None = None) -> Verdict:
     """Compare one case, through a function of its own or one that other samples already went through."""
-    with compiling(case.shapes):
-        return _run_case(case, sample, engine, seed, shared or Shared(compile_call(case, engine)))
+    shared = shared or Shared(compile_call(case, engine))
+    with compiling(case.shapes), both_hosts(shared.hosts) if engine.both_hosts else contextlib.nullcontext():
+        return _run_case(case, sample, engine, seed, shared)
 
 
 def _run_case(case: Case, sample: Sample, engine: Engine, seed: int, shared: Shared) -> Verdict:
@@ -613,6 +550,9 @@ def _run_case(case: Case, sample: Sample, engine: Engine, seed: int, shared: Sha
     if second is not None and not comparison.differences:
         comparison.compare(second, "second call: ")
         comparison.kept_apart(first, second)
+    hosts, shared.hosts[:] = [Difference("hosts", "", text) for text in shared.hosts], []
+    if comparison.values_defined and not any("repeat itself" in note for note in comparison.notes):
+        comparison.differences += hosts
     status = "different" if comparison.differences else "close" if comparison.close else "equal"
     entered = _entered(comparison.eager, new_graphs, new_breaks, shared.has_graphs)
     shared.has_graphs |= new_graphs > 0

@@ -67,13 +67,14 @@ def sampled_groups(name: str) -> Iterator[Group]:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_family_sample_matches_eager(name: str, tmp_path: Path) -> None:
-    """Compiled, and then again with what the first time left in the cache: the same bits."""
+    """Compiled, run in both executions of the host program, and then again with what the first time left in the cache:
+    the same bits."""
     known = known_failures.load()
     wrong: list[tuple[str, Verdict]] = []
     entered: Counter[str] = Counter()
     engine = Engine("ferrite", {"fallback_random": True, "cache": "strict", "cache_dir": str(tmp_path)})
     for group in sampled_groups(name):
-        verdicts = list(run_group(group, engine, SEED))
+        verdicts = list(run_group(group, msgspec.structs.replace(engine, both_hosts=True), SEED))
         for verdict in verdicts:
             entered[verdict.entered] += 1
             standing = known_failures.account(verdict, known).standing
