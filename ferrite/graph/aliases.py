@@ -44,9 +44,10 @@ class Aliases:
 
     def join(self, roots: set[Any]) -> None:
         """From now on, these may be one."""
-        first, *rest = roots or {None}
-        for root in rest:
-            self._above[self.root(root)] = self.root(first)
+        if len(roots) > 1:
+            first, *rest = roots
+            for root in rest:
+                self._above[self.root(root)] = self.root(first)
 
     def shared_by(self, node: Node) -> set[Any]:
         """Memory that a call may share although its fake value does not say so."""
@@ -64,8 +65,9 @@ class Aliases:
     def _keys(self, node: Node) -> list[Any]:
         """The storages of a node's value, each once; found again only if the node was given another value."""
         value = value_of(node)
-        if node in self._known and self._known[node][0] is value:
-            return self._known[node][1]
+        known = self._known.get(node)
+        if known is not None and known[0] is value:
+            return known[1]
         keys: dict[Any, None] = {}
         for leaf in (value,) if isinstance(value, torch.Tensor) else tree_leaves(value):
             if not isinstance(leaf, torch.Tensor):
@@ -76,7 +78,7 @@ class Aliases:
                 keys[node] = None
                 self._above.setdefault(node, node)
                 continue
-            key = ("storage", storage._cdata)
+            key = storage._cdata
             if key not in self._above:
                 self._above[key] = key
                 self._kept.append(storage)

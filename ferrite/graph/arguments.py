@@ -159,7 +159,14 @@ def kind(node: Any) -> str | None:
 
 def find(graph: Graph, *kinds: str) -> list[Node]:
     """Every call of one of these kinds, in graph order; the list stays valid while the graph is edited."""
-    return [node for node in graph.nodes if node.op.startswith("call") and kind(node) in kinds]
+    found: list[Node] = []
+    # FX keeps its calls by what they call, so most of a graph need not be looked at.
+    for (op, target), nodes in graph._find_nodes_lookup_table.table.items():
+        if op == "call_function" and target is not getattr:
+            found += nodes if _kind_of_function(target) in kinds else ()
+        elif op.startswith("call"):
+            found += [node for node in nodes if kind(node) in kinds]
+    return sorted(found)
 
 
 def bind(node: Any, *kinds: str) -> Call | None:
@@ -320,11 +327,10 @@ def _from_schemas(packet: OpOverloadPacket | None) -> tuple[Parameter, ...] | No
 
 
 def _bind(name: str, parameters: tuple[Parameter, ...], args: Any, kwargs: Mapping[str, Any]) -> Call | None:
-    positional = [entry for entry in parameters if entry.by_position]
     arguments: dict[str, Any] = {}
     rest = list(args)
-    for entry in positional:
-        if not rest:
+    for entry in parameters:
+        if not rest or not entry.by_position:
             break
         if entry.takes_rest:
             first = rest[0] if len(rest) == 1 else None
@@ -336,21 +342,20 @@ def _bind(name: str, parameters: tuple[Parameter, ...], args: Any, kwargs: Mappi
             arguments[entry.names[0]] = rest.pop(0)
     if rest:
         return None
-    ours = {spelling: entry.names[0] for entry in parameters for spelling in entry.names}
+    ours = {spelling: entry.names[0] for entry in parameters for spelling in entry.names} if kwargs else {}
     for given, value in kwargs.items():
         known = ours.get(given) or ours.get(NUMPY_NAMES.get(given, ""))
         if known is None or known in arguments:
             return None
         arguments[known] = value
+    given_names = frozenset(arguments)
     for entry in parameters:
         if entry.takes_rest:
             values = arguments.get(entry.names[0])
             if not isinstance(values, (list, tuple)) or not all(map(_is_number, values)):
                 return None  # view(dtype), or size=y.shape
             arguments[entry.names[0]] = list(values)
-    given_names = frozenset(arguments)
-    for entry in parameters:
-        if entry.names[0] not in arguments:
+        elif entry.names[0] not in arguments:
             if entry.default is inspect.Parameter.empty:
                 return None
             arguments[entry.names[0]] = entry.default

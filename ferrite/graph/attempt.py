@@ -32,6 +32,7 @@ class Attempt:
         self._random = random
         self._new = Builder(place, olds[0], sound.evaluator)
         self._results: list[Node] = []
+        self._matched: list[Node] = []
         self._moved: list[Node] = []
 
     def build(self, build: Build | Node, same_tensor: bool) -> str | None:
@@ -39,6 +40,7 @@ class Attempt:
             reason = self._make(build)
             if reason is not None:
                 return reason
+            self._matched = self._match()
             doubted = self._doubted()
             self._spread = Spread(self._sound, dict(zip(self._olds, self._results, strict=True)), doubted)
             reason = self._judge(same_tensor) or _first(map(self._sees_strides, doubted))
@@ -50,7 +52,7 @@ class Attempt:
         self._new.undo()
 
     def commit(self) -> None:
-        sound, matched = self._sound, self._matched()
+        sound = self._sound
         for node in self._moved:
             self._place.prepend(node)
         for old, result in zip(self._olds, self._results, strict=True):
@@ -58,8 +60,8 @@ class Attempt:
             old.replace_all_uses_with(result, delete_user_cb=lambda user: user not in self._new.made)
             sound.join(both)
         self._spread.commit()
-        held = {source for node in matched for source in node.all_input_nodes if source.op == "get_attr"}
-        for node in [*reversed(matched), *sorted(held)]:
+        held = {source for node in self._matched for source in node.all_input_nodes if source.op == "get_attr"}
+        for node in [*reversed(self._matched), *sorted(held)]:
             if not node.users:
                 node.graph.erase_node(node)
 
@@ -100,7 +102,7 @@ class Attempt:
         return _first(self._sound.written_between(node, first, self._place) for node in nodes)
 
     def _judge(self, same_tensor: bool) -> str | None:
-        sound, matched = self._sound, self._matched()
+        sound, matched, inputs = self._sound, self._matched, self._inputs()
         first, last = min([*matched, self._place]), max([*matched, self._place])
         held = [node for node in self._new.made if node.op == "get_attr"]
         known = set(matched)
@@ -109,8 +111,8 @@ class Attempt:
             sound.is_pure(*matched, random=self._random)
             or (self._other_draw(first, last, matched) if self._random else None)
             or sound.one_mode(self._place, *matched)
-            or sound.keeps_form(*self._olds, *self._inputs())
-            or _first(sound.written_between(node, first, last) for node in [*self._inputs(), *held, *matched])
+            or sound.keeps_form(*self._olds, *inputs)
+            or _first(sound.written_between(node, first, last) for node in [*inputs, *held, *matched])
             or _first(self._done_twice(node, known) for node in sorted(inner))
             or (None if same_tensor else _first(map(self._unlike, self._olds, self._results)))
             or _first(map(self._part_of_new, self._olds, self._results))
@@ -143,7 +145,8 @@ class Attempt:
         read = [source for node in self._new.made for source in node.all_input_nodes]
         return [node for node in dict.fromkeys([*read, *self._results]) if node not in self._new.made]
 
-    def _matched(self) -> list[Node]:
+    def _match(self) -> list[Node]:
+        """The old nodes and all between them and what the new ones read, in order."""
         stop = set(self._inputs())
         seen = dict.fromkeys(self._olds)
         waiting = list(self._olds)

@@ -90,6 +90,7 @@ def _function_changes_mode(target: Any) -> bool:
     return kind_of_module(target) != "operator" and any(word in name for word in _MODE_WORDS)
 
 
+@functools.lru_cache(maxsize=4096)
 def kind_of_module(target: Any) -> str:
     """The first part of the module that a function comes from."""
     return (getattr(target, "__module__", None) or "torch").split(".")[0].lstrip("_")

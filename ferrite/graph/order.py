@@ -21,8 +21,8 @@ def sort_nodes(graph: Graph) -> int:
         ready = [first]
         while ready:
             node = ready.pop()
-            missing = next((source for source in reversed(node.all_input_nodes) if source not in placed), None)
-            if missing is not None:
+            if not placed.issuperset(node.all_input_nodes):
+                missing = next(source for source in reversed(node.all_input_nodes) if source not in placed)
                 waiting.setdefault(missing, []).append(node)
                 moved += node is first
                 continue

@@ -81,7 +81,7 @@ def read_unbind(node: Any) -> Unbind | None:
 def read_join(node: Any) -> Join | None:
     """A cat or stack of a plain list of tensors without `out`; the legacy empty tensor that a cat skips is no part."""
     call = bind(node, "cat", "stack")
-    result = tensor_of(node)
+    result = tensor_of(node) if call is not None else None
     if call is None or result is None or call.get("out") is not None or not isinstance(call["tensors"], (list, tuple)):
         return None
     parts = tuple(call["tensors"])

@@ -84,8 +84,9 @@ class Soundness:
     def _find_writers(self) -> dict[Any, list[Node]]:
         found: dict[Any, list[Node]] = {}
         for node in self.graph.nodes:
-            for root in self.aliases.of_all(written_by(node)):
-                found.setdefault(root, []).append(node)
+            if written := written_by(node):
+                for root in self.aliases.of_all(written):
+                    found.setdefault(root, []).append(node)
         return found
 
     def _find_reshaped(self) -> set[Any]:

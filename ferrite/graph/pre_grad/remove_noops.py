@@ -47,9 +47,9 @@ def _remove(sound: Soundness, node: Node) -> None:
 def _is_same(sound: Soundness, node: Node, source: Any) -> bool:
     """Whether two nodes give the same elements at the same places of the same memory."""
     one, other = tensor_of(node), tensor_of(source)
-    if one is None or other is None or not sound.aliases.shares(node, source):
+    if one is None or other is None or not same_metadata(one, other):
         return False
-    return same_metadata(one, other) and str(one.storage_offset()) == str(other.storage_offset())
+    return sound.aliases.shares(node, source) and str(one.storage_offset()) == str(other.storage_offset())
 
 
 def _is_slices(index: Any) -> bool:
