@@ -49,7 +49,7 @@ def _no_warnings() -> Any:
 
 # ---- the programs of a test run
 
-TORCH_PROGRAMS, PRE_GRAD_PROGRAMS, LOOP_PROGRAMS = 40, 200, 160
+TORCH_PROGRAMS, PRE_GRAD_PROGRAMS, LOOP_PROGRAMS = 64, 200, 240
 
 
 @pytest.mark.parametrize("part", range(8))
