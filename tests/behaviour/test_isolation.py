@@ -30,22 +30,7 @@ def work():
             model.train()
 """
 
-WITHOUT_PATH = (
-    WORK
-    + """
-import os
-assert os.environ["PATH"] == "/nonexistent"
-work()
-print("worked")
-"""
-)
-
-
-def test_without_a_compiler_on_the_path() -> None:
-    assert run_python(WITHOUT_PATH, environment={"PATH": "/nonexistent"}, wait=False).finish() == "worked"
-
-
-WITHOUT_CHILDREN = (
+WITHOUT_TOOLS = (
     WORK
     + """
 import multiprocessing.process, os, subprocess, sys
@@ -61,6 +46,7 @@ def refuse(*arguments, **keywords):
 subprocess.Popen.__init__ = refuse
 os.fork = os.posix_spawn = os.posix_spawnp = os.system = refuse
 multiprocessing.process.BaseProcess.start = refuse
+assert os.environ["PATH"] == "/nonexistent"
 work()
 assert started == [], started
 print("worked")
@@ -68,8 +54,8 @@ print("worked")
 )
 
 
-def test_without_child_processes() -> None:
-    assert run_python(WITHOUT_CHILDREN, wait=False).finish() == "worked"
+def test_without_a_compiler_on_the_path_and_without_child_processes() -> None:
+    assert run_python(WITHOUT_TOOLS, environment={"PATH": "/nonexistent"}, wait=False).finish() == "worked"
 
 
 WITHOUT_IMPORT = """

@@ -76,20 +76,22 @@ LOAD = """
 import torch
 from torch._dynamo.utils import counters
 from tests.cache.test_leaving import outcome
-with open({path!r}, "rb") as file:
-    call = torch.compiler.load_compiled_function(file)
-torch.save(outcome(call, {training}), {result!r})
-assert not counters["ferrite"] and not counters["aot_autograd"], counters
+for path, training, result in {saved!r}:
+    with open(path, "rb") as file:
+        call = torch.compiler.load_compiled_function(file)
+    torch.save(outcome(call, training), result)
+    assert not counters["ferrite"] and not counters["aot_autograd"], counters
 """
 
 
-@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
-def test_function_that_is_saved_runs_in_a_new_process(tmp_path: Path, training: bool) -> None:
-    path, result = tmp_path / "function", tmp_path / "result"
-    expected = outcome(saved(path, training), training)
-    run_python(LOAD.format(path=str(path), training=training, result=str(result)))
-    for found, wanted in zip(torch.load(result), expected, strict=True):
-        assert torch.equal(found, wanted)
+def test_functions_that_are_saved_run_in_a_new_process(tmp_path: Path) -> None:
+    """One for inference and one for training."""
+    ways = [(str(tmp_path / f"function {way}"), way, str(tmp_path / f"result {way}")) for way in (False, True)]
+    expected = [outcome(saved(Path(path), training), training) for path, training, _ in ways]
+    run_python(LOAD.format(saved=ways))
+    for (_, _, result), outcomes in zip(ways, expected, strict=True):
+        for found, wanted in zip(torch.load(result), outcomes, strict=True):
+            assert torch.equal(found, wanted)
 
 
 def test_package_checks_what_it_is_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
