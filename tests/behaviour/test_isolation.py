@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.behaviour.child import run_python
+
+pytestmark = pytest.mark.long
 
 WORK = """
 import torch

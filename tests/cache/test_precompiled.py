@@ -214,6 +214,7 @@ torch.compiler.save_cache_artifacts()
 """
 
 
+@pytest.mark.long
 def test_second_process(tmp_path: Path) -> None:
     """The first traces and stores, the second needs no tool and traces nothing, and both find the same numbers."""
     variables = {

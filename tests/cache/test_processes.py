@@ -15,6 +15,8 @@ from ferrite import cache
 from ferrite.artifact.store import GRAPHS, OBJECTS
 from tests.behaviour.child import ROOT, run_python
 
+pytestmark = pytest.mark.long
+
 # Compiles for inference and for training, with a pass of its own; says what became of it, as JSON.
 COMPILE = """
 import json, os, sys

@@ -11,6 +11,8 @@ from torch.optim import SGD
 from bench.zoo import ZOO, Entry, Inputs
 from tests.models.against_eager import Probe, compare, infer, train
 
+pytestmark = pytest.mark.long
+
 # Batch size and length of each call. Lengths that the architecture fixes (positions of image patches, steps of a loop
 # written in Python) stay the same.
 SHAPES: dict[str, tuple[tuple[int, int], ...]] = {

@@ -34,6 +34,8 @@ from tests.models.against_eager import (
 )
 from tests.models.expectations import DEAD_DRAWS, GRAPH_BREAKS, NO_REFERENCE, NOT_STORED, ONE_STEP
 
+pytestmark = pytest.mark.long
+
 # Text and vision transformers are trained with AdamW, the rest with SGD and momentum, as people do. What is judged by
 # distance takes SGD: AdamW divides a gradient by its own size, which turns the rounding of a zero gradient into a step.
 STEPS = 3
