@@ -28,7 +28,8 @@ FEWEST_KERNELS = 2  # of a module: starting a thread for less does not pay
 
 @dataclass(frozen=True)
 class NativeKernel:
-    """The code of a kernel: `int64 code(void **buffers, int64 *sizes, int32 threads)`, not 0 if a check failed.
+    """The code of a kernel: `int64 launch(void *kernel, void **buffers, int64 *sizes, int32 threads)` runs what is at
+    its address, and gives not 0 if a check failed.
 
     Behind the addresses of the parameters come those of locals: `places` says for sizes where each starts in memory of
     its own, and how long that is; `lengths` are the bytes of each, over the program's `symbols`. `explain` runs the
@@ -36,6 +37,7 @@ class NativeKernel:
     stop in the middle of that.
     """
 
+    launch: int
     address: int
     source: Source
     facts: KernelFacts
@@ -154,13 +156,15 @@ def link(sources: Sequence[Source], code: Code) -> Kernels:
     """Code in this process. A program that native code refuses is run by the oracle."""
     from ferrite.native import build, team
 
-    library = build.load(code.objects, code.kernels, team.imports(code.externals))
+    library = build.load(code.objects, code.kernels, build.library_addresses(code.externals))
+    launch = team.launch_address()
     functions = {source.name: oracle_kernel(source) for source in sources}
     native = {}
     for source in sources:
         facts = code.kernels.get(source.name)
         if facts is not None:
             native[source.name] = NativeKernel(
+                launch,
                 library.address(source.name),
                 source,
                 facts,
@@ -185,8 +189,8 @@ def _native_function(name: str, kernel: NativeKernel) -> Kernel:
     Addresses and sizes go as bytes: packing four takes a third of the time that an array of ctypes does.
     """
     count, kept = kernel.parameters, kernel.put_back
-    function = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int32)
-    entry = function(kernel.address)
+    function = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int32)
+    launch, address = function(kernel.launch), kernel.address
     locals_ = len(kernel.places((1,) * kernel.facts.sizes)) - 1
     pack_addresses = struct.Struct(f"{count + locals_}P").pack
     pack_sizes = struct.Struct(f"{kernel.facts.sizes}q").pack
@@ -201,7 +205,7 @@ def _native_function(name: str, kernel: NativeKernel) -> Kernel:
             start = own.data_ptr()
             addresses += [start + place for place in places]
         before = [arguments[n].detach().clone() for n in kept] if kept else ()
-        if entry(pack_addresses(*addresses), pack_sizes(*sizes), thread_count()):
+        if launch(address, pack_addresses(*addresses), pack_sizes(*sizes), thread_count()):
             for n, saved in zip(kept, before, strict=True):
                 arguments[n].data.copy_(saved)  # autograd does not see it: the call did nothing
             kernel.explain(*arguments)

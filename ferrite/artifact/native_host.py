@@ -336,7 +336,8 @@ class _Assembler:
         buffers = [self._described(self.values[name]) for name in launch.buffers if launch.origins]
         numbers = [self.number(self.all.term(size)) for size in launch.sizes]
         self.launches[len(self.code)] = _Launched(launch, kernel, array, buffers, numbers)
-        self.call(kernel.address, _address(array), _address(sizes), self.threads, checked=True)
+        table = self.constant(kernel.address)
+        self.call(kernel.launch, table, _address(array), _address(sizes), self.threads, checked=True)
 
     def _described(self, value: Value) -> _Buffer:
         """How to find a buffer of a kernel when it has failed."""

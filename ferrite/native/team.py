@@ -1,41 +1,65 @@
 """The threads that share the work of a kernel: those of the OpenMP runtime that torch has loaded.
 
-    ferrite_launch(ptr work, ptr buffers, ptr sizes, ptr error, i64 units, i64 team)
+    i64 ferrite_launch(ptr kernel, ptr buffers, ptr sizes, i32 threads)      0, or 1 if a check failed
 
-does all units of a work, alone or each thread of a team an equal, consecutive part of them. Kernels call it by its
-address: it is made once in a process, not with each of them.
+runs the trees of a kernel one after the other: all units of a tree, alone or each thread of a team an equal,
+consecutive part of them. It is made once in a process. A kernel is a table for it: the number of trees, then for each
+
+    work      the function that does units
+    plan      the function that finds the two numbers from sizes; null if they are here
+    units     how many there are
+    parts     how many threads have enough to do; none if there is nothing to do at all
 """
 
 from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from ferrite.errors import ToolFailed
 from ferrite.loops.dtypes import i32, i64
-from ferrite.native.build import Library, build, library_addresses, load
+from ferrite.native.build import Library, build, load
 from ferrite.native.builder import Builder, Type, Value, pointer, scalar
 from ferrite.native.target import Target, host
 
 LAUNCH, PART = "ferrite_launch", "part_of_a_team"
-PARAMETERS = {"work": pointer, "buffers": pointer, "sizes": pointer, "error": pointer, "units": i64, "team": i64}
+PARAMETERS = {"kernel": pointer, "buffers": pointer, "sizes": pointer, "threads": i32}
+PLAN_PARAMETERS = {"sizes": pointer, "numbers": pointer}
 I32: Type = scalar(i32)
+NOTHING = Value(scalar(pointer), ("null",))
 
 
-def imports(names: Iterable[str]) -> dict[str, int]:
-    """The addresses of what kernels call: the launch, and functions of C's library."""
-    wanted = set(names)
-    ours = {LAUNCH: _launcher().address(LAUNCH)} if LAUNCH in wanted else {}
-    return library_addresses(sorted(wanted - ours.keys())) | ours
+@dataclass(frozen=True)
+class Row:
+    """What a kernel's table says of a tree: names of functions, and numbers if there is no `plan`."""
+
+    work: str
+    units: int = 0
+    parts: int = 0
+    plan: str | None = None
 
 
-def call_launch(b: Builder, work: str, *arguments: Value) -> None:
-    """Does a function's work from a kernel."""
-    types = [scalar(dtype) for dtype in PARAMETERS.values()]
-    b.call(b.external(LAUNCH, None, types), None, Value(scalar(pointer), (f"@{work}",)), *arguments)
+def write_kernel(b: Builder, name: str, rows: Sequence[Row]) -> None:
+    """The table of a kernel, under its name."""
+    words = [b.constant(i64, len(rows))]
+    for row in rows:
+        plan = NOTHING if row.plan is None else _function(row.plan)
+        words += [_function(row.work), plan, b.constant(i64, row.units), b.constant(i64, row.parts)]
+    b.record(name, words)
+
+
+def _function(name: str) -> Value:
+    return Value(scalar(pointer), (f"@{name}",))
+
+
+@cache
+def launch_address() -> int:
+    """Where `ferrite_launch` is in this process."""
+    return _launcher().address(LAUNCH)
 
 
 @cache
@@ -46,10 +70,30 @@ def _launcher() -> Library:
 
 def launch_text(target: Target) -> str:
     b = Builder(target)
-    with (
-        b.function(LAUNCH, PARAMETERS) as (*frame, units, team),
-        b.either(b.le(team, 1)) as (alone, together),
-    ):
+    with b.function(LAUNCH, PARAMETERS, i64) as (kernel, buffers, sizes, threads):
+        error, found = b.slot(scalar(i64)), b.slot(scalar(i64), 2)
+        b.store(b.constant(i64, 0), error)
+        with b.loop(0, b.load(i64, kernel)) as tree:
+            tree.next()
+            row = b.advance(kernel, i64, b.add(b.mul(tree.index, 4), 1))
+            work, plan = (b.load(pointer, row, place) for place in range(2))
+            with b.if_(b.ne(b.load(i64, row, 1), 0), [b.advance(row, i64, 2)]) as planned:
+                b.call(plan.names[0], None, sizes, found)
+                planned.give(found)
+            units, parts = (b.load(i64, planned.results[0], place) for place in range(2))
+            team = b.minimum(b.convert(threads, i64), b.minimum(parts, units))
+            with b.if_(b.gt(parts, 0)):
+                _do(b, (work, buffers, sizes, error), units, team)
+            with b.if_(b.ne(b.load(i64, error), 0), unlikely=True):
+                b.ret(b.constant(i64, 1))
+        b.ret(b.constant(i64, 0))
+    _write_part(b)
+    return b.text()
+
+
+def _do(b: Builder, frame: Sequence[Value], units: Value, team: Value) -> None:
+    """All units of a tree."""
+    with b.either(b.le(team, 1)) as (alone, together):
         with b.inside(alone):
             work, *rest = frame
             b.call(work.names[0], None, *rest, b.constant(i64, 0), units)
@@ -58,7 +102,11 @@ def launch_text(target: Target) -> str:
             for place, value in enumerate((*frame, units)):
                 b.store(value, slot, place)
             parallel = b.external("GOMP_parallel", None, [slot.type, slot.type, I32, I32])
-            b.call(parallel, None, Value(slot.type, (f"@{PART}",)), slot, b.convert(team, i32), b.constant(i32, 0))
+            b.call(parallel, None, _function(PART), slot, b.convert(team, i32), b.constant(i32, 0))
+
+
+def _write_part(b: Builder) -> None:
+    """What a thread of a team does."""
     with b.function(PART, {"frame": pointer}, internal=True) as (slot,):
         work, *rest = (b.load(pointer, slot, place) for place in range(4))
         units = b.load(i64, slot, 4)
@@ -68,7 +116,6 @@ def launch_text(target: Target) -> str:
         high, _ = b.split(b.mul(units, b.add(thread, 1)), count)
         with b.if_(b.lt(low, high)):
             b.call(work.names[0], None, *rest, low, high)
-    return b.text()
 
 
 def _openmp() -> dict[str, int]:

@@ -44,7 +44,7 @@ from ferrite.loops.oracle_reduce import REDUCE, SCAN, Body
 from ferrite.loops.oracle_values import EXACT, STORAGE, from_storage, rounded, to_storage
 from ferrite.loops.passes import BOX_PASSES, LOOP_PASSES
 from ferrite.loops.text import show
-from ferrite.native import build, emit, stream, team
+from ferrite.native import build, emit, stream
 from ferrite.native.target import Target
 from ferrite.schedule import shape
 from ferrite.schedule.cut_at_guards import cut_at_guards
@@ -334,7 +334,7 @@ def code_of(programs: Sequence[Program], way: Way) -> Iterable[Code | None]:
     if not emitted.names:
         return [None for _ in programs]
     made = build.build(emitted.text, way.target) if way.optimised else _quickly(emitted.text, way.target)
-    library = build.load([made], emitted.names, team.imports(emitted.externals))
+    library = build.load([made], emitted.names, build.library_addresses(emitted.externals))
     return [None if each.name in emitted.refused else Code.of(each, library) for each in renamed]
 
 

@@ -33,7 +33,7 @@ class Code:
         emitted = emit([program], target)
         self.refused: str | None = emitted.refused.get(program.name)
         if self.refused is None:
-            outside = team.imports(emitted.externals)
+            outside = build.library_addresses(emitted.externals)
             self._enter(build.load([build.build(emitted.text, target)], emitted.names, outside))
 
     @classmethod
@@ -46,8 +46,8 @@ class Code:
 
     def _enter(self, library: build.Library) -> None:
         self.library = library
-        kind = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32)
-        self.entry = kind(library.address(self.program.name))
+        kind = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32)
+        self.launch, self.address = kind(team.launch_address()), library.address(self.program.name)
 
     def __call__(
         self, sizes: dict[str, int], arrays: dict[str, Any], threads: int = 1, locals: list[Any] | None = None
@@ -56,7 +56,7 @@ class Code:
         given = [arrays[p.buffer.name] for p in self.program.parameters] + own
         addresses = (ctypes.c_void_p * (len(given) + 1))(*[each.ctypes.data for each in given])
         numbers = (ctypes.c_int64 * (len(sizes) + 1))(*[sizes[size.name] for size in self.program.sizes])
-        return self.entry(addresses, numbers, threads)
+        return self.launch(self.address, addresses, numbers, threads)
 
 
 def extents(buffer: Buffer, sizes: dict[str, int]) -> tuple[list[int], list[int]]:

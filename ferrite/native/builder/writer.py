@@ -58,6 +58,12 @@ class Writer:
         name = self._globals.setdefault(content, f"@table{len(self._globals)} = private constant {content}, align 64")
         return Value(scalar(pointer), (name.split(" ", 1)[0],))
 
+    def record(self, name: str, parts: Sequence[Value]) -> None:
+        """Numbers and addresses in memory, one after the other, under a name that is known outside."""
+        types = ", ".join(part.type.text for part in parts)
+        inside = ", ".join(f"{part.type.text} {part.names[0]}" for part in parts)
+        self._globals[name] = f"@{name} = constant {{ {types} }} {{ {inside} }}, align 8"
+
     def external(self, name: str, result: Type | None, parameters: Sequence[Type], attributes: str = "") -> str:
         """Declares a function that is found by name when the code is loaded. Gives the name to call it by."""
         text = result.text if result is not None else "void"
