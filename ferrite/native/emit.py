@@ -19,6 +19,7 @@ from ferrite.errors import Unsupported
 from ferrite.loops.access import accesses, written_by
 from ferrite.loops.dtypes import f32, i64
 from ferrite.loops.index import (
+    ONE,
     Axis,
     Index,
     Size,
@@ -199,9 +200,10 @@ class _Work:
             self._over_units(low, high)
             return
         assert self.shape.vector is not None
-        scope = Scope()
-        extent = self.evaluator.scalar_index(self.shape.vector.extent, scope)
-        span = b.mul(low, self.stretch), b.minimum(b.mul(high, self.stretch), extent)
+        scope, span = Scope(), None
+        if self._units() is not ONE:  # else all of it is one range, whose ends are known
+            extent = self.evaluator.scalar_index(self.shape.vector.extent, scope)
+            span = b.mul(low, self.stretch), b.minimum(b.mul(high, self.stretch), extent)
         self._around(self.loop, self.shape, list(self.shape.outer), scope, span)
 
     def _sizes(self, sizes: Value) -> dict[Size, Value]:
@@ -267,7 +269,9 @@ class _Work:
         b, axis = self.b, shape.vector
         assert axis is not None
         lanes = shape.lanes(b.target.vector_bytes)
-        groups = Groups(axis.extent, lanes, even_ways(axis.extent, lanes, shape.ways))
+        # Next to sums over many rows it does not matter how fast the rest is.
+        ways = 1 if kept else even_ways(axis.extent, lanes, shape.ways)
+        groups = Groups(axis.extent, lanes, ways)
         whole = stop if groups.left == 0 else b.sub(stop, b.split(b.sub(stop, start), groups.size)[1])
         if groups.any:
             ahead = self._ahead(loop, axis, scope)

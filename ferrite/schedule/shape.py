@@ -83,7 +83,8 @@ def shape_of(axes: tuple[Axis, ...], body: Sequence[Statement]) -> Shape:
     outer = tuple(axis for axis in axes if axis is not vector)
     turned = tuple(_turned_loads(outer[-1], vector, body)) if outer else ()
     ways = ways_of(*body, along=vector)
-    if not reductions and all(is_quick(part) for part in _operations_in(body, vector)):
+    in_lanes = any(vector in free_axes(node) for node in reductions)
+    if not in_lanes and all(is_quick(part) for part in _operations_in(body, vector)):
         ways = min(ways, FEW_WAYS)
     return Shape(outer, vector, width_of(*body, along=vector), ways, turned)
 
