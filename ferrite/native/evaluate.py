@@ -23,6 +23,7 @@ from ferrite.loops.index import (
     Size,
     bounds,
     coefficient_of,
+    constant,
     free_axes,
     holds_data,
     known_nonnegative,
@@ -208,6 +209,16 @@ class Evaluator:
         still, _ = _apart(linear(place, buffer.strides), lambda axes: axis not in axes and scope.binds(axes))
         if free_axes(still):
             self._pointer(buffer, still, scope)
+
+    def step_address(self, load: Load, lane: Axis, row: Axis, rows: int, first: Scope, scope: Scope) -> None:
+        """`hoist_address` so many rows after a scope where it was done: all that the row adds is a number."""
+        place = linear(load.index, load.buffer.strides)
+        step = coefficient_of(place, row)
+        still, _ = _apart(place, lambda axes: lane not in axes and scope.binds(axes))
+        key = ("address", load.buffer, still)
+        known = first.known.get(key)
+        if known is not None and step is not None and not step.terms:
+            scope.known[key] = self.b.advance(known, load.dtype, step.constant * rows)
 
     def offsets(self, offset: Index, scope: Scope) -> Value:
         """Element offsets, lane by lane, all positions in lanes."""
@@ -399,6 +410,8 @@ def _are_counts(dividend: Index, divisor: Index) -> bool:
 
 def _apart(value: Index, is_still: Callable[[frozenset[Axis]], bool]) -> tuple[Index, Index]:
     """The terms whose axes do not move, and the rest with the constant. What is read from data counts as moving."""
+    if not holds_data(value) and is_still(free_axes(value)):
+        return (value if value.constant == 0 else Index(0, value.terms)), constant(value.constant)
     kept = [all(not holds_data(atom) and is_still(free_axes(atom)) for atom in monomial) for _, monomial in value.terms]
     still = tuple(term for term, is_kept in zip(value.terms, kept, strict=True) if is_kept)
     moving = tuple(term for term, is_kept in zip(value.terms, kept, strict=True) if not is_kept)

@@ -15,6 +15,7 @@ values stay in the first cache.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 
 from ferrite.loops.index import Axis, coefficient_of, free_axes
 from ferrite.loops.nodes import Apply, Expr, Fold, Guarded, Load, Nest, Random, Reduce, Statement
@@ -74,6 +75,7 @@ def fold_rows(
     b, lane, lanes, start = evaluator.b, vector.axis, vector.lanes, vector.base
     (row,) = nodes[0].axes
     slots = {node: b.slot(scalar(wide_of(node)), MOST_COLUMNS + lanes) for node in nodes}
+    loads = [part for part in dict.fromkeys(chain(*(walk(node.body) for node in nodes))) if isinstance(part, Load)]
 
     def over_columns(body: Callable[[Value, Value | None], None]) -> None:
         whole = stop if is_even else b.sub(stop, b.split(b.sub(stop, start), lanes)[1])
@@ -92,7 +94,9 @@ def fold_rows(
 
     def add(first: Value, count: int, *, afresh: bool = False) -> None:
         rows = [scope.inner(axes={row: b.add(first, number)}) for number in range(count)]
-        for each in rows:
+        for number, each in enumerate(rows):
+            for load in loads if number else ():
+                evaluator.step_address(load, lane, row, number, rows[0], each)
             evaluator.hoist([node.body for node in nodes], lane, each)
 
         def one(position: Value, mask: Value | None) -> None:

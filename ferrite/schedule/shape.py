@@ -35,6 +35,7 @@ RANDOM_WEIGHT = 49  # operations: ten rounds of two products keep the processor 
 FEW_WAYS = 2  # where memory takes longer than what is done with it: half the code, as fast
 QUICK = frozenset(("add", "sub", "mul", "neg", "abs", "fma", "minimum", "maximum", "fmin", "fmax", "copysign", "isnan"))
 QUICK |= {"eq", "ne", "lt", "le", "gt", "ge", "and_", "or_", "xor", "not_"}
+ONE_BY_ONE = frozenset(("div", "sqrt", "rsqrt"))  # a unit is busy with each vector: more at once do not help
 LONG_BODY, LONGEST_BODY = 16, 48  # operations: more of them need the registers for themselves
 SQUARE = 32  # elements: every vector has so many or a part of them
 STORE_WEIGHT = 3  # a store with gaps costs more than a load with gaps
@@ -84,7 +85,7 @@ def shape_of(axes: tuple[Axis, ...], body: Sequence[Statement]) -> Shape:
     turned = tuple(_turned_loads(outer[-1], vector, body)) if outer else ()
     ways = ways_of(*body, along=vector)
     in_lanes = any(vector in free_axes(node) for node in reductions)
-    if not in_lanes and all(is_quick(part) for part in _operations_in(body, vector)):
+    if not in_lanes and not any(map(_gains_by_ways, _operations_in(body, vector))):
         ways = min(ways, FEW_WAYS)
     return Shape(outer, vector, width_of(*body, along=vector), ways, turned)
 
@@ -193,6 +194,11 @@ def ways_of(*parts: Statement | Expr, along: Axis | None = None) -> int:
 def is_quick(part: Apply | Random) -> bool:
     """Whether it is done in a few instructions."""
     return isinstance(part, Apply) and part.operation in QUICK
+
+
+def _gains_by_ways(part: Apply | Random) -> bool:
+    """Whether it is a chain of instructions, each waiting for the one before, that others fill the gaps of."""
+    return not is_quick(part) and not (isinstance(part, Apply) and part.operation in ONE_BY_ONE)
 
 
 def _operations_in(parts: Iterable[Statement | Expr], along: Axis | None) -> list[Apply | Random]:
