@@ -30,7 +30,7 @@ class Node(metaclass=Interned):
 
     __slots__ = (
         "__weakref__", "_accesses", "_axes", "_children", "_data", "_digest", "_dtype", "_free", "_high",
-        "_holds_argument", "_key", "_loaded", "_low", "_raises",
+        "_holds_argument", "_inside", "_key", "_loaded", "_low", "_names", "_raises",
     )  # fmt: skip
 
     _accesses: tuple[Any, ...]
@@ -42,9 +42,11 @@ class Node(metaclass=Interned):
     _free: frozenset[Atom]
     _high: Bound
     _holds_argument: bool
+    _inside: tuple[Any, ...]
     _key: tuple[Any, ...]
     _loaded: frozenset[Any]
     _low: Bound
+    _names: frozenset[str]
     _raises: bool
 
 

@@ -130,8 +130,20 @@ def held_in(*indices: Index) -> tuple[Expr, ...]:
 
 def walk(node: Tree) -> Iterator[Tree]:
     """The node and everything in it, each once, parents first."""
-    seen = {node}
-    waiting = [node]
+    yield node
+    if isinstance(node, Statement):  # everybody asks about them
+        try:
+            yield from node._inside
+        except AttributeError:
+            keep(node, "_inside", tuple(_everything_inside(node)))
+            yield from node._inside
+    else:
+        yield from _everything_inside(node)
+
+
+def _everything_inside(node: Tree) -> Iterator[Tree]:
+    waiting = [*dict.fromkeys(reversed(children(node)))]
+    seen = {node, *waiting}
     while waiting:
         current = waiting.pop()
         yield current
@@ -345,18 +357,28 @@ def fresh_name(wish: str, *taken: Collection[str]) -> str:
 
 def names_in(node: Tree) -> set[str]:
     """Every name of a size, an axis or a buffer, wherever it stands."""
+    names: set[str] = set()
     seen: set[Node] = {node}
     waiting: list[Node] = [node]
-    names: set[str] = set()
     while waiting:
         current = waiting.pop()
         if isinstance(current, (Axis, Size, Buffer)):
             names.add(current.name)
         for inner in inner_nodes(current):
-            if inner not in seen:
+            if isinstance(inner, Statement):
+                names |= _names_in_statement(inner)
+            elif inner not in seen:
                 seen.add(inner)
                 waiting.append(inner)
     return names
+
+
+def _names_in_statement(statement: Statement) -> frozenset[str]:
+    try:
+        return statement._names
+    except AttributeError:
+        keep(statement, "_names", frozenset(names_in(statement)))
+        return statement._names
 
 
 def replace_buffers(node: T, replacements: Mapping[Buffer, Buffer]) -> T:

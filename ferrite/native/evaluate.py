@@ -7,11 +7,13 @@ kernel: `Checked` and `Require` leave it by way of `fail`, and whoever called it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from typing import TypeAlias
 
 from ferrite.errors import Unsupported
 from ferrite.loops.dtypes import DType, b8, f32, i32, i64, u8
 from ferrite.loops.index import (
+    ZERO,
     Atom,
     Axis,
     Data,
@@ -19,11 +21,11 @@ from ferrite.loops.index import (
     Index,
     Least,
     Mod,
+    Monomial,
     Most,
     Size,
     bounds,
     coefficient_of,
-    constant,
     free_axes,
     holds_data,
     known_nonnegative,
@@ -54,6 +56,9 @@ from ferrite.native.math import FUNCTIONS
 from ferrite.native.scope import Scope
 
 I32_MOST = (1 << 31) - 1
+
+
+Term: TypeAlias = "tuple[int, Monomial]"
 
 
 class Evaluator:
@@ -187,7 +192,7 @@ class Evaluator:
 
     def address(self, buffer: Buffer, offset: Index, scope: Scope) -> tuple[Value, Value]:
         """A pointer that the innermost loop around does not move, and how many elements after it."""
-        still, moving = _apart(offset, lambda axes: axes.isdisjoint(scope.innermost_axes()))
+        still, moving = _apart(offset, _none_of(scope.innermost_axes()))
         return self._pointer(buffer, still, scope), self.scalar_index(moving, scope)
 
     def _pointer(self, buffer: Buffer, offset: Index, scope: Scope) -> Value:
@@ -197,7 +202,7 @@ class Evaluator:
         key = ("address", buffer, offset)
         found = scope.find(key)
         if found is None:
-            still, moving = _apart(offset, lambda axes: axes.isdisjoint(scope.innermost_axes()))
+            still, moving = _apart(offset, _none_of(scope.innermost_axes()))
             if not moving.terms:
                 still, moving = moving, still
             base = self._pointer(buffer, still, scope)
@@ -408,14 +413,22 @@ def _are_counts(dividend: Index, divisor: Index) -> bool:
     return known_nonnegative(dividend) and known_nonnegative(divisor - 1)
 
 
+def _none_of(moving: Collection[Axis]) -> Callable[[frozenset[Axis]], bool]:
+    return lambda axes: axes.isdisjoint(moving)
+
+
 def _apart(value: Index, is_still: Callable[[frozenset[Axis]], bool]) -> tuple[Index, Index]:
     """The terms whose axes do not move, and the rest with the constant. What is read from data counts as moving."""
-    if not holds_data(value) and is_still(free_axes(value)):
-        return (value if value.constant == 0 else Index(0, value.terms)), constant(value.constant)
-    kept = [all(not holds_data(atom) and is_still(free_axes(atom)) for atom in monomial) for _, monomial in value.terms]
-    still = tuple(term for term, is_kept in zip(value.terms, kept, strict=True) if is_kept)
-    moving = tuple(term for term, is_kept in zip(value.terms, kept, strict=True) if not is_kept)
-    return Index(0, still), Index(value.constant, moving)
+    still: list[Term] = []
+    moving: list[Term] = []
+    for term in value.terms:
+        is_kept = all(not holds_data(atom) and is_still(free_axes(atom)) for atom in term[1])
+        (still if is_kept else moving).append(term)
+    if not still:
+        return ZERO, value
+    if not moving and value.constant == 0:
+        return value, ZERO
+    return Index(0, tuple(still)), Index(value.constant, tuple(moving))
 
 
 def _fits_i32(value: Index) -> bool:
