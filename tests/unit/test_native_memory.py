@@ -189,3 +189,14 @@ def kernel(n: i64[()], x: f32[4], y: out(f32[40])):
         assert code({}, arrays) == 1
 
     assert in_child(far()) is None
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+@pytest.mark.parametrize("narrow", ["i8", "i16", "i32"])
+def test_a_lane_that_is_left_alone_writes_one_element(narrow: str, target: Target) -> None:
+    """A store of narrowed lanes under a known mask of one lane: LLVM wrote the wide element."""
+    text = f"def kernel(x: f64[9], y: out({narrow}[9])):\n    for i in box(9):\n        y[i] = {narrow}(x[i])\n"
+    program = parse_program(text)
+    x, y = np.arange(9.0), np.full(16, 77, oracle_values.STORAGE[program.parameters[1].buffer.dtype])
+    assert Code(program, target)({}, {"x": x, "y": y}) == 0
+    assert y.tolist() == [*range(9), *[77] * 7]
