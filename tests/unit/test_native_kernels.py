@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
 from ferrite.loops import oracle, oracle_values
 from ferrite.loops.dtypes import DType
 from ferrite.loops.index import evaluate, free_sizes
-from ferrite.loops.nodes import Buffer, Program
+from ferrite.loops.nodes import Bits, Buffer, Program
+from ferrite.loops.rewrite import walk
 from ferrite.loops.text import parse_program
 from ferrite.native import build, team
 from ferrite.native.emit import emit
@@ -117,6 +118,8 @@ RANDOM = settings(
 @given(st.data())
 def test_random_programs_agree_with_the_oracle(target: Target, data: Any) -> None:
     program = data.draw(programs())
+    # Nothing is promised of a function's last bit, and of the sign of NaN; as an integer they would be all that counts.
+    assume(not any(isinstance(node, Bits) and node.value.dtype.is_float for node in walk(program)))
     code = Code(program, target)
     if code.refused is None:
         assert_as_the_oracle(program, code, data.draw(size_values(program)), data.draw(st.integers(0, 1000)), 2)
