@@ -58,9 +58,9 @@ PASSES = {entry.name: entry.run for entry in PRE_GRAD} | {
 }
 # Another order of the same sums and products.
 ROUND_ELSEWHERE = {
-    "batch_layernorm", "batch_linear", "batch_linear_lhs", "batch_sigmoid", "batch_tanh", "channels_last",
-    "einsum_to_pointwise", "fold_conv_bn", "scale_conv_by_bn", "transpose_linear_input", "transpose_linear_output",
-    "transpose_matmul",
+    "batch_layernorm", "batch_linear", "batch_linear_lhs", "batch_sigmoid", "batch_tanh", "bias_after_product",
+    "channels_last", "einsum_to_pointwise", "fold_conv_bn", "scale_conv_by_bn", "transpose_linear_input",
+    "transpose_linear_output", "transpose_matmul",
 }  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from torch.fx import Graph
 
+from ferrite.graph.post_grad.bias_after_product import bias_after_product
 from ferrite.graph.post_grad.channels_last import channels_last
 from ferrite.graph.post_grad.emit_deferred_asserts import emit_deferred_asserts
 from ferrite.graph.post_grad.keep_saved_inputs import keep_saved_inputs
@@ -17,5 +18,5 @@ from ferrite.graph.post_grad.view_to_reshape import view_to_reshape
 from ferrite.graph.post_grad.write_in_place import write_in_place
 
 PREPARE: tuple[Callable[[Graph], int], ...] = (view_to_reshape, keep_saved_inputs, emit_deferred_asserts)
-POST_GRAD: tuple[Callable[[Graph], int], ...] = (channels_last,)
+POST_GRAD: tuple[Callable[[Graph], int], ...] = (channels_last, bias_after_product)
 MUTATE: tuple[Callable[[Graph], int], ...] = (write_in_place,)
