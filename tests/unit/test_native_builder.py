@@ -544,6 +544,20 @@ def test_loops_branches_and_functions(target: str) -> None:
 
 
 @targets
+def test_code_behind_a_certain_end(target: str) -> None:
+    """A check that is known to fail leaves the function; what is written behind it still makes a module."""
+    b = builder_for(target)
+    with b.function("run", {"count": i64, "out": pointer}) as (count, out):
+        b.store(count, out)
+        with b.if_(b.constant(b8, True)):
+            b.ret()
+        b.store(b.add(count, 1), out, 1)
+    out = np.zeros(2, np.int64)
+    call(loaded(b, ["run"]), "run", 5, out)
+    assert out.tolist() == [5, 0]
+
+
+@targets
 def test_questions_about_masks(target: str) -> None:
     b = builder_for(target)
     with b.function("ask", {"x": pointer, "y": pointer}) as (x, y):

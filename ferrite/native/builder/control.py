@@ -116,6 +116,8 @@ class Control(Convert):
         if condition.literal:
             branch = Branch()
             yield branch
+            if self._function.block is None:  # it left the function: nothing comes to what is written behind it
+                self._start_block(self._new_label())
             branch.results = branch.given
             return
         before, inside, after = self._function.block, self._new_label(), self._new_label()
