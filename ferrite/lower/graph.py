@@ -690,10 +690,19 @@ class _OneGraph:
         if not isinstance(changed, _Value) or not self.shared.rules.use_rows:
             return
         memory = changed.memory()
-        for name in self.names_of[memory]:
-            for value in self.lazy_readers.pop(name, ()):
-                if value.is_lazy and value is not but and value.memory() is not memory and self._is_read_later(value):
-                    self._store(value)
+        readers = [value for name in self.names_of[memory] for value in self.lazy_readers.pop(name, ())]
+        waiting = [
+            value
+            for value in dict.fromkeys(readers)
+            if value.is_lazy and value is not but and value.memory() is not memory and self._is_read_later(value)
+        ]
+        waiting_for = Counter(value.memory() for value in waiting)
+        for value in waiting:
+            owner = value.memory()
+            if waiting_for[owner] == 1 and not self._is_read_later(owner):
+                self._store(value)
+            elif owner.is_lazy:  # views that others share memory with read it from there
+                self._store(owner)
 
     def _is_read_later(self, value: _Value) -> bool:
         return self.last_reader.get(value.node, -1) > self.position

@@ -269,6 +269,35 @@ def test_results_share_memory_with_each_other(name: str, training: bool) -> None
     compare(function, torch.randn(4, 6, requires_grad=training), training=training)
 
 
+def result_and_view(x: Tensor) -> tuple[Tensor, ...]:
+    made = x == x
+    view = made.squeeze()
+    x.sub_(x)
+    return view, made
+
+
+def two_views(x: Tensor) -> tuple[Tensor, ...]:
+    made = x * 2
+    views = made.reshape(-1), made[..., :2]
+    x.add_(1)
+    return views
+
+
+def one_view(x: Tensor) -> Tensor:
+    view = x.exp()[..., :2]
+    x.add_(1)
+    return view
+
+
+@pytest.mark.parametrize("function", [result_and_view, two_views, one_view])
+def test_views_made_before_their_source_is_written(function: Callable[[Tensor], Any]) -> None:
+    compare(function, torch.randn(3, 4))
+
+
+def test_a_view_of_no_dimensions_made_before_its_source_is_written() -> None:
+    compare(result_and_view, torch.tensor(-2))
+
+
 def test_writing_to_a_result_that_is_a_view_reaches_the_input() -> None:
     def function(x: Tensor) -> Any:
         return x.t(), x.sum()
