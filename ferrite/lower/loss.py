@@ -33,8 +33,10 @@ from ferrite.lower.value import (
     compute_dtype,
     const,
     join,
+    of_one_dtype,
     points,
     pointwise,
+    promote,
     reduction,
     select,
 )
@@ -122,10 +124,11 @@ def mse_loss_backward(grad: Tensor, x: Tensor, target: Tensor, how: int) -> Tens
 
 
 def gradient_dtype(grad: Tensor, x: Tensor, target: Tensor, op: str) -> DType:
-    """The dtype of a gradient's kernel. Gradients of mixed dtypes are left to eager's promotion."""
-    if not grad.dtype is x.dtype is target.dtype or not x.dtype.is_float:
-        raise Unsupported(f"{op} of mixed dtypes")
-    return x.dtype
+    """The dtype of a gradient's kernel: what all three are promoted to, as tracing has it. Eager's kernels compute in
+    it too, and give the dtype of x, to which the graph converts."""
+    if not all(each.dtype.is_float for each in (grad, x, target)):
+        raise Unsupported(f"{op} of integers")
+    return promote(grad, x, target)
 
 
 @lowers(aten.smooth_l1_loss.default)
@@ -181,6 +184,7 @@ def huber_loss(x: Tensor, target: Tensor, how: int = MEAN, delta: float = 1.0, *
 @lowers(aten.huber_loss_backward.default)
 def huber_loss_backward(grad: Tensor, x: Tensor, target: Tensor, how: int, delta: float) -> Tensor:
     """norm * (z, at most delta) * grad, every step rounded."""
+    of_one_dtype("huber_loss_backward", grad, x, target)
     common = gradient_dtype(grad, x, target, "huber_loss_backward")
 
     def slope(z: Expr) -> Expr:
@@ -200,7 +204,7 @@ def _sloped(
     def body(g: Expr, v: Expr, t: Expr) -> Expr:
         return apply("mul", apply("mul", norm, slope(apply("sub", v, t))), g)
 
-    return pointwise(body, grad, x, target, compute=compute, result=x.dtype)
+    return pointwise(body, grad, x, target, compute=compute, result=promote(grad, x, target))
 
 
 # ---- two classes
