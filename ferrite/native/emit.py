@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ferrite.errors import Unsupported
-from ferrite.loops.access import accesses, written_by
+from ferrite.loops.access import accesses, read_by, written_by
 from ferrite.loops.dtypes import f32, i64
 from ferrite.loops.index import (
     ONE,
@@ -180,6 +180,7 @@ class _Work:
                 b.ret()
 
             self.evaluator = Reducer(b, addresses, self._sizes(sizes), fail)
+            self.evaluator.read = frozenset[Buffer]().union(*map(read_by, self.statements))
             streamed = streamed_in(self.loop, b.target) - self.registers
             if not streamed:
                 self._do(low, high)

@@ -72,6 +72,7 @@ class Evaluator:
         fail: Callable[[], None],
     ) -> None:
         self.b, self.buffers, self.sizes, self.fail = builder, buffers, sizes, fail
+        self.read: frozenset[Buffer] = frozenset()  # what is looked at, before it is written or after
         self.streamed: frozenset[Buffer] = frozenset()  # to which whole vectors go past the caches (`stream.py`)
 
     def reduce(self, node: Reduce | Fold, scope: Scope) -> Value:
@@ -246,7 +247,7 @@ class Evaluator:
         if buffer in self.streamed and scope.mask is None:
             self.b.store(value, base, start, nontemporal=True, align=vector.lanes * buffer.dtype.bytes)
         elif not step.terms and step.constant == 1:
-            self.b.store(value, base, start, mask=scope.mask)
+            self.b.store(value, base, start, mask=scope.mask, is_read=buffer in self.read)
         else:
             self.b.store_strided(value, base, start, self.scalar_index(step, scope), mask=scope.mask)
 

@@ -22,7 +22,7 @@ from ferrite.loops.text import parse_program
 from ferrite.native.target import Target
 from tests.unit.fences import Fences
 from tests.unit.targets import TARGETS
-from tests.unit.test_native_kernels import Code, agrees, extents
+from tests.unit.test_native_kernels import Code, agrees, extents, inputs
 
 # From nothing to past a vector of 64 bytes, and around whole groups of four vectors. A buffer that ends at a page
 # starts where its size says: at every odd element too.
@@ -200,3 +200,16 @@ def test_a_lane_that_is_left_alone_writes_one_element(narrow: str, target: Targe
     x, y = np.arange(9.0), np.full(16, 77, oracle_values.STORAGE[program.parameters[1].buffer.dtype])
     assert Code(program, target)({}, {"x": x, "y": y}) == 0
     assert y.tolist() == [*range(9), *[77] * 7]
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+@pytest.mark.parametrize(("wide", "narrow", "n"), [("i64", "i32", 8), ("f32", "i16", 16), ("f32", "bf16", 16)])
+def test_a_lane_that_alone_changes_writes_one_element(wide: str, narrow: str, n: int, target: Target) -> None:
+    """Without a mask in the text: LLVM makes one of what stays, and wrote the wide element."""
+    statement = f"y[i] = where(value(i) == i64({n - 2}), {narrow}(x[i]), y[i])"
+    text = f"def kernel(x: {wide}[{n}], y: inout({narrow}[{n}])):\n    for i in box({n}):\n        {statement}\n"
+    program = parse_program(text)
+    x, y = inputs(program, {}, 0).values()
+    x[...], y[...] = 3, 77
+    assert Code(program, target)({}, {"x": x, "y": y}) == 0
+    assert [*np.flatnonzero(y != 77)] == [n - 2]

@@ -85,7 +85,7 @@ class Control(Convert):
         if end is None:
             raise Malformed("a loop whose body never ends", where="native builder")
         following = self._following(loop, carried)
-        onward = self.add(self._opaque(index), stride)
+        onward = self.add(self._opaque(index), stride)  # See Note [No strength reduction].
         self._branch(self.lt(onward, last), body, after)
         self._fill_phis(spot, (index, *inside), [(before, (first, *carried)), (end, (onward, *following))])
         self._start_block(after)
@@ -172,11 +172,11 @@ class Control(Convert):
             self._lines.append("")
             self._function.block = None
 
-    def _opaque(self, value: Value) -> Value:
-        """The same, and LLVM cannot see it. See Note [No strength reduction]."""
-        return Value(
-            value.type, (self._line(f'call {value.type.text} asm "", "=r,0"({value.type.text} {value.names[0]})'),)
-        )
+    def _opaque(self, value: Value, register: str = "r") -> Value:
+        """The same in a register of this kind, and LLVM cannot see how it came there. Becomes no instruction."""
+        text = value.type.text
+        names = [self._line(f'call {text} asm "", "={register},0"({text} {name})') for name in value.names]
+        return Value(value.type, tuple(names))
 
     # ---- phis
 

@@ -3,6 +3,14 @@
 An address is a scalar pointer and an offset in elements. Vectors are never assumed to be aligned to more than their
 elements. Way k of a contiguous access stands `k * lanes` elements further on. Masked lanes are not touched: they may
 lie on a page that does not exist. Bools are bytes in memory, and any byte but 0 is true.
+
+Note [The only lane of narrowed lanes]
+    For AVX-512, LLVM narrows lanes and stores them under a mask in one instruction. If it then finds that the mask has
+    but one lane, it stores that lane as an element, and LLVM 22.1 stores it as it was before: eight bytes for four,
+    over the next element or past the end (llvm-project issue 179489; mended since). There are two ways to come there.
+    A store under a mask that is known: `_store_masked` stores the only lane of such a mask itself. And a store of what
+    was there before except in some lanes, `y[i] = where(i == 3, x[i], y[i])`, which LLVM turns into one under a mask,
+    and finds the lanes where the text has a comparison: `store` hides what is written to memory that is also read.
 """
 
 from __future__ import annotations
@@ -91,8 +99,10 @@ class Memory(Shuffle):
         mask: Mask = None,
         nontemporal: bool = False,
         align: int | None = None,
+        is_read: bool = False,
     ) -> None:
-        """`nontemporal` goes past the caches; it needs `align` to be that of the whole vector."""
+        """`nontemporal` goes past the caches; it needs `align` to be that of the whole vector. `is_read`: what is
+        there may be a part of the value."""
         address = self.advance(base, value.dtype, offset)
         data = self._as_stored(value)
         if isinstance(mask, Tail) and not self._masks(data.dtype, data.lanes):
@@ -101,11 +111,19 @@ class Memory(Shuffle):
         if mask is not None:
             self._store_masked(data, address, _lanes_of(mask))
             return
+        if is_read and self._may_be_narrowed(data):
+            data = self._opaque(data, "v")
         text = data.type.text
         after = f", align {align or data.dtype.bytes}{', !nontemporal !2' if nontemporal else ''}"
         places = [self.advance(address, data.dtype, way * data.lanes).names[0] for way in range(data.ways)]
         for name, place in zip(data.names, places, strict=True):
             self._void(f"store {text} {name}, ptr {place}{after}")
+
+    def _may_be_narrowed(self, data: Value) -> bool:
+        """Whether it is a register of lanes that LLVM could store as wider ones, cut. See Note [The only lane of
+        narrowed lanes]."""
+        in_register = data.lanes * data.dtype.bytes in (16, 32, 64)
+        return self.target.has_avx512 and in_register and data.type.element in ("i8", "i16", "i32")
 
     def are_aligned(self, bases: Sequence[Value]) -> Value:
         """Whether every pointer is a multiple of a cache line."""
@@ -414,7 +432,6 @@ def _known(stride: Value | int) -> int | None:
 
 
 def _only_lane(mask: str) -> int | None:
-    """The lane that counts, of a mask that is known to have but one. Where lanes are narrowed and stored under such a
-    mask, LLVM 22 for AVX-512 stores the element as it was before: four bytes for one."""
+    """The lane that counts, of a mask that is known to have but one. See Note [The only lane of narrowed lanes]."""
     lanes = mask.strip("<>").split(", ")
     return lanes.index("i1 true") if mask.startswith("<") and lanes.count("i1 true") == 1 else None
