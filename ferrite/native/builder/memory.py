@@ -112,7 +112,7 @@ class Memory(Shuffle):
             self._store_masked(data, address, _lanes_of(mask))
             return
         if is_read and self._may_be_narrowed(data):
-            data = self._opaque(data, "v")
+            data = self._in_register(data, "v")
         text = data.type.text
         after = f", align {align or data.dtype.bytes}{', !nontemporal !2' if nontemporal else ''}"
         places = [self.advance(address, data.dtype, way * data.lanes).names[0] for way in range(data.ways)]
