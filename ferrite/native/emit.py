@@ -3,7 +3,8 @@
     void tree(ptr buffers, ptr sizes, ptr error, i64 low, i64 high)
 
 `buffers` holds the addresses of parameters and locals in order, `sizes` the run-time sizes. The work of a tree is
-a range of units (points of its outer loops, or stretches of its only loop); threads get equal, consecutive parts of it.
+a range of units (points of its outer loops, or stretches of its only loop); threads get equal, consecutive parts of it,
+and who gets none does not call.
 What a unit computes does not depend on who computes it, so results do not depend on the number of threads.
 
 The table is what stands under the program's name, and `team.py` says what is in it and runs it: code that walks over
@@ -217,7 +218,7 @@ class _Work:
             return
         outside = Scope()
         self._hoist(self.loop, outside, self.shared[0])
-        with b.loop(low, high) as loop:
+        with b.loop(low, high, surely=True) as loop:
             loop.next()
             axes: dict[Axis, Value] = {}
             rest = loop.index
@@ -230,7 +231,8 @@ class _Work:
     def _around(
         self, loop: Loop, shape: Shape, axes: list[Axis], scope: Scope, span: tuple[Value, Value] | None = None
     ) -> None:
-        """The loops around the lanes, outermost first, then what is inside. `span`: from where to where lanes go."""
+        """The loops around the lanes, outermost first, then what is inside. `span`: from where to where lanes go, which
+        is not nothing."""
         b = self.b
         if shape.turned and len(axes) == 1:
             self._in_squares(loop, shape, scope)
@@ -244,9 +246,9 @@ class _Work:
             self._body(loop, scope)
         else:
             start, stop = span or (b.constant(i64, 0), self.evaluator.scalar_index(shape.vector.extent, scope))
-            self._over_lanes(loop, shape, scope, start, stop)
+            self._over_lanes(loop, shape, scope, start, stop, surely=span is not None)
 
-    def _over_lanes(self, loop: Loop, shape: Shape, scope: Scope, start: Value, stop: Value) -> None:
+    def _over_lanes(self, loop: Loop, shape: Shape, scope: Scope, start: Value, stop: Value, *, surely: bool) -> None:
         """All at once, or as many columns as sums across rows are kept for."""
         b, axis = self.b, shape.vector
         assert axis is not None
@@ -254,18 +256,20 @@ class _Work:
         sums = sums_across([*self.loop.axes, *loop.axes], body, axis)
         self._hoist(loop, scope, axis)
         if not sums:
-            self._between(loop, shape, scope, start, stop, {})
+            self._between(loop, shape, scope, start, stop, {}, surely=surely)
             return
         lanes = shape.lanes(b.target.vector_bytes)
         is_even = Groups(axis.extent, lanes, 1).left == 0
-        with b.loop(start, stop, MOST_COLUMNS) as here:
+        with b.loop(start, stop, MOST_COLUMNS, surely=surely) as here:
             here.next()
             end, inside = b.minimum(b.add(here.index, MOST_COLUMNS), stop), scope.inner()
             vector = Lanes(axis, here.index, lanes, 1)
             kept = fold_rows(self.evaluator, sums, vector, end, is_even=is_even, scope=inside)
-            self._between(loop, shape, inside, here.index, end, kept)
+            self._between(loop, shape, inside, here.index, end, kept, surely=True)
 
-    def _between(self, loop: Loop, shape: Shape, scope: Scope, start: Value, stop: Value, kept: Kept) -> None:
+    def _between(
+        self, loop: Loop, shape: Shape, scope: Scope, start: Value, stop: Value, kept: Kept, *, surely: bool
+    ) -> None:
         """Whole groups of vectors, then what is left, a vector at a time; under a mask if it may be less than one."""
         b, axis = self.b, shape.vector
         assert axis is not None
@@ -276,7 +280,7 @@ class _Work:
         whole = stop if groups.left == 0 else b.sub(stop, b.split(b.sub(stop, start), groups.size)[1])
         if groups.any:
             ahead = self._ahead(loop, axis, scope)
-            with b.loop(start, whole, groups.size) as here:
+            with b.loop(start, whole, groups.size, surely=surely and groups.left == 0) as here:
                 here.next()
                 vector = Lanes(axis, here.index, lanes, groups.ways)
                 inside = scope.inner(axes={axis: here.index}, vector=vector, ahead=ahead)

@@ -79,7 +79,7 @@ def fold_rows(
 
     def over_columns(body: Callable[[Value, Value | None], None]) -> None:
         whole = stop if is_even else b.sub(stop, b.split(b.sub(stop, start), lanes)[1])
-        with b.loop(start, whole, lanes) as here:
+        with b.loop(start, whole, lanes, surely=is_even) as here:
             here.next()
             body(here.index, None)
         if not is_even:

@@ -61,10 +61,16 @@ class Branch:
 class Control(Convert):
     @contextmanager
     def loop(
-        self, start: Value | int, stop: Value | int, step: Value | int = 1, carried: Sequence[Value] = ()
+        self,
+        start: Value | int,
+        stop: Value | int,
+        step: Value | int = 1,
+        carried: Sequence[Value] = (),
+        *,
+        surely: bool = False,
     ) -> Iterator[Loop]:
-        """For index = start, start + step, ... below stop, all i64. The test is at the end, with one before. What is
-        known to run once is no loop."""
+        """For index = start, start + step, ... below stop, all i64. The test is at the end, with one before, unless
+        there is `surely` a first round. What is known to run once is no loop."""
         first, last, stride = (self._index(each) for each in (start, stop, step))
         if _runs_once(first.literal, last.literal, stride.literal):
             loop = Loop(first, tuple(carried))
@@ -73,7 +79,7 @@ class Control(Convert):
             return
         before, body, after = self._function.block, self._new_label(), self._new_label()
         assert before is not None
-        surely = first.literal is not None and last.literal is not None and first.literal < last.literal
+        surely |= first.literal is not None and last.literal is not None and first.literal < last.literal
         if surely:
             self._jump(body)
         else:
