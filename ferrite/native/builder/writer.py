@@ -40,6 +40,7 @@ class Writer:
         self._functions: dict[str, str] = {}  # finished
         self._current: _Function | None = None
         self._lines: list[str] = []
+        self._integers: dict[tuple[Type, bool | int | float], Value] = {}  # constants, which addresses are full of
 
     # ---- the module
 
@@ -214,11 +215,13 @@ class Writer:
 
     def constant(self, dtype: DType, number: bool | int | float, lanes: int = 1) -> Value:
         """The same number in all lanes."""
-        if dtype.is_int:
-            number = wrapped(dtype, int(number))
-        text = number_text(dtype, number)
         type = vector(dtype, lanes)
-        return Value(type, (text if lanes == 1 else f"splat ({type.element} {text})",), number)
+        if not dtype.is_int:
+            return _number(type, number)
+        found = self._integers.get((type, number))
+        if found is None:
+            found = self._integers[type, number] = _number(type, wrapped(dtype, int(number)))
+        return found
 
     def like(self, value: Value, number: bool | int | float) -> Value:
         """A constant of the type of a value."""
@@ -338,6 +341,11 @@ class Writer:
         start = f"getelementptr {memory_element(dtype)}, ptr {base.names[0]}, {offset.type.text} "
         names = [self._line(start + name) for name in offset.names]
         return Value(vector(pointer, offset.type.lanes), tuple(names))
+
+
+def _number(type: Type, number: bool | int | float) -> Value:
+    text = number_text(type.dtype, number)
+    return Value(type, (text if type.lanes == 1 else f"splat ({type.element} {text})",), number)
 
 
 def as_type(dtype: DType | Type) -> Type:
