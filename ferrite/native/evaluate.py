@@ -3,6 +3,16 @@
 What does not vary over the lanes is computed once, as a scalar. Loads follow from how an address grows along the lanes:
 by nothing (one element for all), by one (neighbours), by a step (strided), or irregularly (gathered). Errors stop the
 kernel: `Checked` and `Require` leave it by way of `fail`, and whoever called it finds out what to raise.
+
+Note [Halves of 64 bits]
+    Random numbers are products of 32 bits by 32, of which both halves are needed. Processors multiply so in lanes of 64
+    bits, and take the low half of each. So the words of the generator are kept there, those of the even lanes apart
+    from those of the odd ones, and what stands above them is never cleared; lanes are moved only at the end. The ten
+    rounds are a loop. A mask for dropout of 786432 elements (AVX-512), milliseconds to compile and to run:
+
+        words in lanes of 32 bits, one round after the other    12    1.36
+        in halves of 64 bits, one round after the other         17    1.08
+        in halves of 64 bits, a loop                             5    1.26
 """
 
 from __future__ import annotations
@@ -56,6 +66,7 @@ from ferrite.native.math import FUNCTIONS
 from ferrite.native.scope import Scope
 
 I32_MOST = (1 << 31) - 1
+U32_MOST = (1 << 32) - 1
 
 
 Term: TypeAlias = "tuple[int, Monomial]"
@@ -384,30 +395,41 @@ class Evaluator:
         return self.b.mul(self.b.convert(self.b.bits(self.b.shr_logical(word, 8), i32), f32), 2.0**-24)
 
     def _philox(self, node: Random, scope: Scope) -> tuple[Value, Value]:
+        """The first two words. See Note [Halves of 64 bits]."""
         b = self.b
-        seed = self.value(node.seed, scope)
-        counter = self.index(node.counter, scope)
-        low = lambda wide: b.bits(b.convert(wide, i32), u32)
-        high = lambda wide: b.bits(b.convert(b.shr_logical(wide, 32), i32), u32)
-        k0, k1 = low(seed), high(seed)
-        c0, c1 = low(counter), high(counter)
-        c2, c3 = b.constant(u32, node.stream), b.constant(u32, 0)
-        for _ in range(10):
-            left, right = self._wide_product(c0, 0xD2511F53), self._wide_product(c2, 0xCD9E8D57)
-            c0, c1, c2, c3 = (
-                b.xor(b.xor(right[1], c1), k0),
-                right[0],
-                b.xor(b.xor(left[1], c3), k1),
-                left[0],
-            )
-            k0, k1 = b.add(k0, 0x9E3779B9), b.add(k1, 0xBB67AE85)
-        return c0, c1
+        seed, counter = self.value(node.seed, scope), self.index(node.counter, scope)
+        ways = max(seed.ways, counter.ways)
+        low = lambda wide: _apart_by_lanes(b, b.bits(b.convert(wide, i32), u32), ways)
+        high = lambda wide: _apart_by_lanes(b, b.bits(b.convert(b.shr_logical(wide, 32), i32), u32), ways)
+        k0, k1, c0 = low(seed), high(seed), low(counter)
+        c1 = b.constant(u64, 0) if _fits_u32(node.counter) else high(counter)
+        c2, c3 = b.constant(u64, node.stream), b.constant(u64, 0)
+        lanes, pieces = max(c0.lanes, k0.lanes), max(c0.ways, k0.ways)
+        start = [b.with_ways(b.splat(word, lanes), pieces) for word in (c0, c1, c2, c3)]
+        with b.loop(0, 10, 1, [*start, b.splat(k0, lanes), b.splat(k1, lanes)]) as rounds:
+            c0, c1, c2, c3, k0, k1 = rounds.carried
+            left, right = b.mul(b.and_(c0, U32_MOST), 0xD2511F53), b.mul(b.and_(c2, U32_MOST), 0xCD9E8D57)
+            first = b.xor(b.xor(b.shr_logical(right, 32), c1), k0)
+            third = b.xor(b.xor(b.shr_logical(left, 32), c3), k1)
+            rounds.next(first, right, third, left, b.add(k0, 0x9E3779B9), b.add(k1, 0xBB67AE85))
+        return _together(b, rounds.results[0]), _together(b, rounds.results[1])
 
-    def _wide_product(self, a: Value, factor: int) -> tuple[Value, Value]:
-        """Both halves of a product of 32 bits by 32 bits."""
-        b = self.b
-        wide = b.mul(b.convert(a, u64), factor)
-        return b.convert(wide, u32), b.convert(b.shr_logical(wide, 32), u32)
+
+def _apart_by_lanes(b: Builder, words: Value, ways: int) -> Value:
+    """The even lanes, in 64 bits each, then the odd ones, as further ways. One lane stays one."""
+    if words.lanes == 1:
+        return b.convert(words, u64)
+    even = b.bits(b.with_ways(words, ways), u64)
+    return b.join_ways([even, b.shr_logical(even, 32)])
+
+
+def _together(b: Builder, words: Value) -> Value:
+    """The low halves, lane by lane again."""
+    if words.lanes == 1:
+        return b.convert(words, u32)
+    half = words.ways // 2
+    even, odd = Value(words.type, words.names[:half]), Value(words.type, words.names[half:])
+    return b.bits(b.or_(b.and_(even, U32_MOST), b.shl(odd, 32)), u32)
 
 
 def _are_counts(dividend: Index, divisor: Index) -> bool:
@@ -430,6 +452,11 @@ def _apart(value: Index, is_still: Callable[[frozenset[Axis]], bool]) -> tuple[I
     if not moving and value.constant == 0:
         return value, ZERO
     return Index(0, tuple(still)), Index(value.constant, tuple(moving))
+
+
+def _fits_u32(value: Index) -> bool:
+    low, high = bounds(value)
+    return low is not None and high is not None and low >= 0 and high <= U32_MOST
 
 
 def _fits_i32(value: Index) -> bool:

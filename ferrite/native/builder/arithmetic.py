@@ -231,8 +231,8 @@ class Arithmetic(Writer):
         return self._binary("lshr", a, self.like(a, count))
 
     def bits(self, a: Value, dtype: DType) -> Value:
-        """The same bits as another type of the same width."""
-        type = vector(dtype, a.type.lanes)
+        """The same bits as another type; of another width, in more or fewer lanes."""
+        type = vector(dtype, a.type.lanes * a.type.dtype.bits // dtype.bits)
         if type.element == a.type.element:
             return Value(type, a.names)
         return self._unary("bitcast", a, type, f" to {type.text}")
