@@ -117,6 +117,7 @@ class Attempt:
             or (None if same_tensor else _first(map(self._unlike, self._olds, self._results)))
             or _first(map(self._part_of_new, self._olds, self._results))
             or _first(map(self._regains_gradient, self._olds, self._results))
+            or self._become_one()
         )
 
     def _doubted(self) -> dict[Node, None]:
@@ -208,15 +209,32 @@ class Attempt:
         return False
 
     def _regains_gradient(self, old: Node, result: Node) -> str | None:
-        """A value that was made with gradients in place of one that was made without."""
+        """A value that was made with gradients in place of one that was made without; or a view, which may need one
+        wherever it was made, in place of a copy."""
         modes = self._sound.modes
         disabled = ("grad", False)
         starts_without = disabled in modes.of(next(iter(old.graph.nodes)))
-        if result in self._new.made or starts_without or disabled not in modes.of(old):
+        if starts_without or disabled not in modes.of(old):
             return None
+        if result in self._new.made:
+            source = self._oldest(result)
+            was_view = any(self._sound.aliases.shares(old, entry) for entry in old.all_input_nodes)
+            if was_view or source is None:
+                return None
+            return f"{old.name} is a copy without gradients, and a view of {source.name} may need one"
         if result.op.startswith("call") and disabled in modes.of(result):
             return None
         return f"{old.name} runs without gradients, and {result.name} may need one"
+
+    def _become_one(self) -> str | None:
+        """Two tensors that are returned, and that the caller could no longer tell apart."""
+        returned: dict[Node, Node] = {}
+        for old, result in zip(self._olds, self._results, strict=True):
+            if any(user.op == "output" for user in old.users):
+                other = returned.setdefault(result, old)
+                if other is not old:
+                    return f"{other.name} and {old.name} are returned, and would be one tensor"
+        return None
 
     def _made_for(self, result: Node) -> list[Node]:
         """The other new nodes that a new node reads, directly or not, in order."""

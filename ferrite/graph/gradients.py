@@ -56,7 +56,11 @@ class Gradients:
 
     def _passes(self, node: Node) -> bool:
         disabled = any(entry[:2] == ("grad", False) for entry in self._modes.of(node))
-        return not disabled and kind(node) != "detach" and _is_float(node)
+        return (not disabled or kind(node) in _MAYBE_NOTHING) and kind(node) != "detach" and _is_float(node)
+
+
+# They give their very argument where there is nothing to do, with its gradient, whatever the mode.
+_MAYBE_NOTHING = frozenset({"contiguous", "to", "float", "double", "half", "bfloat16", "type", "type_as"})
 
 
 def _is_float(node: Node) -> bool:

@@ -22,12 +22,12 @@ import torch
 from torch.fx import Graph, Node
 
 from ferrite.graph.arguments import bind, find, kind
-from ferrite.graph.build import Builder
+from ferrite.graph.build import Builder, CannotBuild
 from ferrite.graph.gradients import Gradients
 from ferrite.graph.groups import Groups, Set
 from ferrite.graph.pieces import item_of
 from ferrite.graph.soundness import Soundness
-from ferrite.graph.values import tensor_of, value_of
+from ferrite.graph.values import same_metadata, tensor_of, value_of
 
 
 @dataclass(frozen=True)
@@ -223,9 +223,13 @@ class _Engine:
 
     def _own(self, new: Builder, node: Node, part: Node) -> Node:
         """The part itself, or a copy of it where somebody would see that it is one."""
-        if self._sound.returned(node) or self._sound.layout_matters(node, part):
-            return new("clone", part, memory_format=torch.contiguous_format)
-        return part
+        if not (self._sound.returned(node) or self._sound.layout_matters(node, part)):
+            return part
+        copy = new("clone", part, memory_format=torch.contiguous_format)
+        views = [user for user in node.users if user.op != "output" and self._sound.aliases.shares(node, user)]
+        if any(map(self._sound.returned, views)) and not same_metadata(value_of(node), value_of(copy)):
+            raise CannotBuild(f"views of {node.name} are returned, and a copy would lie otherwise")
+        return copy
 
 
 def _by(members: Mapping[Node, Member], sort: Callable[[Member], Hashable]) -> list[list[Node]]:
