@@ -412,7 +412,10 @@ class Evaluator:
             first = b.xor(b.xor(b.shr_logical(right, 32), c1), k0)
             third = b.xor(b.xor(b.shr_logical(left, 32), c3), k1)
             rounds.next(first, right, third, left, b.add(k0, 0x9E3779B9), b.add(k1, 0xBB67AE85))
-        return _together(b, rounds.results[0]), _together(b, rounds.results[1])
+        first, second = rounds.results[:2]
+        if seed.lanes == counter.lanes == 1:
+            return b.convert(first, u32), b.convert(second, u32)
+        return _together(b, first), _together(b, second)
 
 
 def _apart_by_lanes(b: Builder, words: Value, ways: int) -> Value:
@@ -425,8 +428,6 @@ def _apart_by_lanes(b: Builder, words: Value, ways: int) -> Value:
 
 def _together(b: Builder, words: Value) -> Value:
     """The low halves, lane by lane again."""
-    if words.lanes == 1:
-        return b.convert(words, u32)
     half = words.ways // 2
     even, odd = Value(words.type, words.names[:half]), Value(words.type, words.names[half:])
     return b.bits(b.or_(b.and_(even, U32_MOST), b.shl(odd, 32)), u32)

@@ -372,3 +372,25 @@ def test_a_write_to_something_else_is_no_matter() -> None:
         return torch.cat(results)
 
     rewrites(batch_tanh, function, SIX, times=1, left={"tanh": 1})
+
+
+def test_views_of_members_that_are_not_contiguous_are_returned() -> None:
+    """Where they lie in the memory of a result is seen."""
+
+    def function(x: Any) -> Any:
+        one, other = (part.relu() for part in x.unbind(0))
+        return other[-1][0], other[-1][1], torch.stack([one, other])
+
+    run = functools.partial(batch_relu, least=2)
+    keeps(functools.wraps(batch_relu)(run), function, [torch.randn(6, 4, 2).permute(2, 1, 0)], because="lie otherwise")
+
+
+def test_contiguous_may_give_back_its_argument_with_its_gradient() -> None:
+    def function(x: Any, one: Any, other: Any) -> Any:
+        unasked, asked = F.linear(x, one), F.linear(x, other)
+        with torch.no_grad():
+            return unasked + 1, asked.contiguous()
+
+    run = functools.partial(batch_linear_lhs, least=2)
+    weights = [torch.randn(3, 4, requires_grad=True) for _ in range(2)]
+    keeps(functools.wraps(batch_linear_lhs)(run), function, [torch.randn(5, 4), *weights])

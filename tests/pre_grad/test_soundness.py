@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from ferrite.graph.aliases import Aliases
 from ferrite.graph.arguments import bind, find
 from ferrite.graph.ledger import keep_ledger
+from ferrite.graph.pre_grad.simplify_split_joins import simplify_split_joins
 from ferrite.graph.soundness import Soundness
 from ferrite.graph.spread import fill_alike
 from ferrite.graph.text import show_graph
@@ -454,6 +455,15 @@ class TestModes:
                 return whole.tanh()
 
         keeps(careless_sink, function, [X, Y], because="run in different modes")
+
+    def test_a_view_in_place_of_a_copy_without_gradients(self) -> None:
+        def function(x: Any) -> Any:
+            with torch.no_grad():
+                joined = torch.stack(x.split(1, 1), 1)
+            return torch.stack([joined, joined])
+
+        x = torch.randn(1, 6, requires_grad=True)
+        keeps(simplify_split_joins, function, [x], because="a copy without gradients")
 
     def test_around_a_block_is_one_mode(self) -> None:
         def function(x: Any, y: Any) -> Any:

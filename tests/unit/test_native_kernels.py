@@ -272,6 +272,29 @@ def program(s0: size(0, 9), a: {0}[5, s0], b: {1}[5, s0], w: {0}[5], y: out({0}[
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+def test_random_words_in_any_number_of_lanes(target: Target) -> None:
+    """From 16 lanes of f32 to two of f64, where a pair of words fills a register by itself; counters of more than 32
+    bits; a seed for each lane."""
+    program = parse_program("""
+def program(
+    s0: size(1, 40), seed: i64[()], seeds: i64[s0], x: out(i32[s0]), y: out(f64[s0]), z: out(i32[s0]), n: out(f32[s0])
+):
+    for i in box(s0):
+        x[i] = random('bits', seed[()], 3, i)
+    for j in box(s0):
+        y[j] = f64(random('uniform', seed[()], 1, 2*j)) + f64(0.5)
+    for k in box(s0):
+        z[k] = random('bits', seeds[k], 2, 8589934592*k + 4294967290)
+    for l in box(s0):
+        n[l] = random('normal', seed[()], 5, 3*l)
+""")
+    code = Code(program, target)
+    assert code.refused is None
+    for size in (1, 2, 3, 17, 40):
+        assert_as_the_oracle(program, code, {"s0": size}, size)
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
 def test_scans_of_folds(target: Target) -> None:
     """A recurrence, several dtypes, halves, a combine that reads memory, one that divides real neighbours only."""
     for parts in (
