@@ -38,7 +38,7 @@ from ferrite.loops.shapes import linear
 from ferrite.native.ahead import Ahead, next_looked_up, next_rows
 from ferrite.native.builder import Builder, Value, pointer, scalar
 from ferrite.native.reduce import Reducer
-from ferrite.native.rows import MOST_COLUMNS, Kept, fold_rows, kept_values, stored_sums, sums_across
+from ferrite.native.rows import MOST_COLUMNS, Kept, fold_rows, kept_values, sums_across
 from ferrite.native.scan import emit_scan
 from ferrite.native.scope import Groups, Lanes, Scope, even_ways
 from ferrite.native.stream import streamed_in
@@ -260,16 +260,12 @@ class _Work:
             return
         lanes = shape.lanes(b.target.vector_bytes)
         is_even = Groups(axis.extent, lanes, 1).left == 0
-        stores, elsewhere = stored_sums(sums, body, axis) if is_even else {}, self.registers | self.evaluator.streamed
-        stores = {node: each for node, each in stores.items() if each.buffer not in elsewhere}
-        rest = Loop(loop.axes, tuple(part for part in loop.body if part not in stores.values()))
         with b.loop(start, stop, MOST_COLUMNS, surely=surely) as here:
             here.next()
             end, inside = b.minimum(b.add(here.index, MOST_COLUMNS), stop), scope.inner()
             vector = Lanes(axis, here.index, lanes, 1)
-            kept = fold_rows(self.evaluator, sums, stores, vector, end, is_even=is_even, scope=inside)
-            if rest.body:
-                self._between(rest, shape, inside, here.index, end, kept, surely=True)
+            kept = fold_rows(self.evaluator, sums, vector, end, is_even=is_even, scope=inside)
+            self._between(loop, shape, inside, here.index, end, kept, surely=True)
 
     def _between(
         self, loop: Loop, shape: Shape, scope: Scope, start: Value, stop: Value, kept: Kept, *, surely: bool

@@ -9,24 +9,22 @@
 
 A vector of columns at a time goes from row to row, and takes a line or two of each: memory answers that at a quarter of
 the speed at which it gives rows (one thread, 32 MiB of f32 in rows of 4 KiB: 5 GB/s, and 20 to 25 by rows). The running
-values stay in the first cache. What is only stored is summed up where it is stored: there `total` is a part of `y`, and
-there is no last loop.
+values stay in the first cache.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 
-from ferrite.loops.access import accesses
 from ferrite.loops.index import Axis, coefficient_of, free_axes
-from ferrite.loops.nodes import Apply, Expr, Fold, Guarded, Load, Nest, Random, Reduce, Statement, Store
+from ferrite.loops.nodes import Apply, Expr, Fold, Guarded, Load, Nest, Random, Reduce, Statement
 from ferrite.loops.rewrite import walk
 from ferrite.loops.shapes import linear
 from ferrite.native.builder import Value, scalar
 from ferrite.native.reduce import FOLDS, STRETCH, Reducer, Running, wide_of
 from ferrite.native.scope import Lanes, Scope
-from ferrite.schedule.shape import reductions_in, smoothness
+from ferrite.schedule.shape import smoothness
 from ferrite.schedule.split_reduction import movable_reductions
 
 MOST_COLUMNS = 2048  # whose running values are kept at once
@@ -40,8 +38,6 @@ Kept = dict[Reduce, Value]
 
 def sums_across(around: Sequence[Axis], body: Sequence[Statement], lane: Axis) -> list[Reduce]:
     """Reductions of a loop in lanes that can run row by row, all along the same axis."""
-    if not any(_runs_across(node, lane) for statement in body for node in reductions_in(statement)):
-        return []
     found = [node for node in movable_reductions(Nest(tuple(around), tuple(body))) if _runs_across(node, lane)]
     return [node for node in found if node.axes == found[0].axes]
 
@@ -72,41 +68,13 @@ def _work(nodes: Sequence[Reduce]) -> int:
     return len({part for node in nodes for part in walk(node.body) if isinstance(part, Apply)})
 
 
-def stored_sums(nodes: Sequence[Reduce], body: Sequence[Statement], lane: Axis) -> dict[Reduce, Store]:
-    """The reductions whose memory can be what they are stored to: neighbours, in the type that is summed in, and nobody
-    in the loop reads or writes there otherwise."""
-    found: dict[Reduce, Store] = {}
-    for statement in body:
-        if not isinstance(statement, Store) or statement.value not in nodes or statement.value in found:
-            continue
-        node, buffer = statement.value, statement.buffer
-        assert isinstance(node, Reduce)
-        touched = [access for each in body for access in accesses(each) if access.buffer is buffer]
-        is_smooth = smoothness(linear(statement.index, buffer.strides), lane) == 2
-        if is_smooth and len(touched) == 1 and buffer.dtype is node.dtype is wide_of(node):
-            found[node] = statement
-    return found
-
-
 def fold_rows(
-    evaluator: Reducer,
-    nodes: Sequence[Reduce],
-    stores: Mapping[Reduce, Store],
-    vector: Lanes,
-    stop: Value,
-    *,
-    is_even: bool,
-    scope: Scope,
+    evaluator: Reducer, nodes: Sequence[Reduce], vector: Lanes, stop: Value, *, is_even: bool, scope: Scope
 ) -> Kept:
-    """Memory with the results of the columns from where the lanes start to `stop`; `is_even`: whole vectors of them.
-    What is in `stores` is in its place then."""
+    """Memory with the results of the columns from where the lanes start to `stop`; `is_even`: whole vectors of them."""
     b, lane, lanes, start = evaluator.b, vector.axis, vector.lanes, vector.base
     (row,) = nodes[0].axes
-    slots = {node: b.slot(scalar(wide_of(node)), MOST_COLUMNS + lanes) for node in nodes if node not in stores}
-    for node, store in stores.items():
-        place, here = linear(store.index, store.buffer.strides), scope.inner(axes={lane: start})
-        base, offset = evaluator.address(store.buffer, place, here)
-        slots[node] = b.advance(base, store.buffer.dtype, offset)
+    slots = {node: b.slot(scalar(wide_of(node)), MOST_COLUMNS + lanes) for node in nodes}
     loads = [part for part in dict.fromkeys(chain(*(walk(node.body) for node in nodes))) if isinstance(part, Load)]
 
     def over_columns(body: Callable[[Value, Value | None], None]) -> None:

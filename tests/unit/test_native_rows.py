@@ -32,7 +32,7 @@ def program(x: f32[{sizes}], y: out(f32[{columns}])):
 
 
 @pytest.mark.parametrize("rows", [16, 67, 300])
-@pytest.mark.parametrize("columns", [257, 2050, 2064])
+@pytest.mark.parametrize("columns", [257, 2050])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32])
 def test_the_answer_of_eager_for_any_number_of_threads(rows: int, columns: int, dtype: torch.dtype) -> None:
     """Of small integers, exact in any order; several results that share what they read, and what follows them."""
