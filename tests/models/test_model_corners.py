@@ -153,6 +153,7 @@ def test_training_under_autocast(entry: Entry) -> None:
     """Autocast stands around the forward only, as PyTorch advises: eager keeps narrowed weights as long as it lasts.
 
     Without dropout: its backward multiplies by a scale that eager has rounded to bfloat16 and the traced op has not.
+    Two units: the gradient of a bias has few elements, and one that is rounded the other way is a unit of them all.
     """
     probe = Probe()
     results = []
@@ -165,7 +166,7 @@ def test_training_under_autocast(entry: Entry) -> None:
         call = torch.compile(module, backend=probe, fullgraph=True) if compile_it else module
         results.append(train(narrowed(call), module, entry, batches, partial(SGD, lr=1e-3)))
     probe.check(("forward", "backward"), steps=2, one_graph=True)
-    compare(*results, near=torch.finfo(torch.bfloat16).eps)
+    compare(*results, near=2 * torch.finfo(torch.bfloat16).eps)
 
 
 def narrowed(call: Callable[..., Any]) -> Callable[..., Any]:
