@@ -14,7 +14,9 @@ Note [Side by side]
 
 Note [Forking while LLVM works]
     A child that is forked while another thread holds a lock would wait for it for ever, so llvmlite's lock is taken
-    before a fork and released after it, on both sides; and a fork waits until no thread is making an object.
+    before a fork and released after it, on both sides; and a fork waits until no thread is making an object. Forks
+    wait one after the other: two that each hold some of the permits would wait for each other. The child has a
+    semaphore of its own, as a thread that is gone may have held the lock inside of the old one.
 """
 
 from __future__ import annotations
@@ -174,9 +176,10 @@ _WORKING = threading.Semaphore(MOST_WORKERS)  # each object that is being made h
 @cache
 def _guard_forks() -> None:
     """See Note [Forking while LLVM works]."""
-    lock = llvm.ffi.lib._lock._lock
+    lock, forking = llvm.ffi.lib._lock._lock, threading.Lock()
 
     def wait() -> None:
+        forking.acquire()
         for _ in range(MOST_WORKERS):
             _WORKING.acquire()
         lock.acquire()
@@ -184,5 +187,12 @@ def _guard_forks() -> None:
     def go_on() -> None:
         lock.release()
         _WORKING.release(MOST_WORKERS)
+        forking.release()
 
-    os.register_at_fork(before=wait, after_in_parent=go_on, after_in_child=go_on)
+    def start_anew() -> None:
+        global _WORKING
+        lock.release()
+        _WORKING = threading.Semaphore(MOST_WORKERS)
+        forking.release()
+
+    os.register_at_fork(before=wait, after_in_parent=go_on, after_in_child=start_anew)

@@ -161,6 +161,36 @@ assert is_right()
 print("worked")
 """
 
+FORKS = """
+# Two threads fork at once, while others make machine code; so does every child.
+from ferrite.native.build import build
+from ferrite.native.target import host
+
+def makes():
+    return build("define i32 @f(i32 %x) { ret i32 %x }", host())
+
+stop, results = threading.Event(), []
+
+def busy():
+    while not stop.is_set():
+        makes()
+
+def forks():
+    results.extend(succeeded(in_child(makes)) for _ in range(20))
+
+sys.setswitchinterval(1e-6)
+workers, forking = [threading.Thread(target=busy) for _ in range(3)], [threading.Thread(target=forks) for _ in range(2)]
+for thread in (*workers, *forking):
+    thread.start()
+for thread in forking:
+    thread.join()
+stop.set()
+for thread in workers:
+    thread.join()
+assert results == [True] * 40, results
+print("worked")
+"""
+
 POOL = """
 import multiprocessing
 from torch.utils.data import DataLoader, Dataset
@@ -289,7 +319,7 @@ print("worked", flush=True)
 """
 
 
-@pytest.mark.parametrize("code", [FORK, POOL, THREADS], ids=["fork", "pools_and_loaders", "threads"])
+@pytest.mark.parametrize("code", [FORK, FORKS, POOL, THREADS], ids=["fork", "forks", "pools_and_loaders", "threads"])
 def test_nothing_hangs_and_all_answers_are_right(code: str) -> None:
     assert last_line_of(code) == "worked"
 
