@@ -7,8 +7,10 @@
 If the two have other sizes but lie alike, `gelu = view(mm, [2, 4, 64])` stands in the place of the allocation.
 
 The kernel itself stays as it is, and is the same one that others launch with memory of their own. So it must read each
-element before it writes it (`overwritten`): at the same point of the same loops, in a statement that is not behind the
-one that writes. It must not raise: an error speaks of what its operands hold.
+element before it writes it (`overwritten`): at the same point of the same loops, in a statement that does not run
+behind the one that writes. Which one runs first is what `arrange` says, not the text: a nest may move up to one whose
+loop it shares, past others that have no memory in common with it as long as nobody lies over anybody. It must not
+raise: an error speaks of what its operands hold.
 """
 
 from __future__ import annotations
@@ -20,10 +22,13 @@ from typing import Any
 from ferrite.decisions import Decision
 from ferrite.host.lowered import Body, Lowered
 from ferrite.host.nodes import ALLOCATE, HOLD, Call, Launch
+from ferrite.loops.access import accesses
 from ferrite.loops.index import Axis, Index, known_equal, product
 from ferrite.loops.nodes import Accumulate, Buffer, FoldScan, Load, Program, Scan, Statement, Store
 from ferrite.loops.rewrite import can_raise, walk
 from ferrite.loops.shapes import is_contiguous, linear
+from ferrite.schedule.arrange import arrange
+from ferrite.schedule.cut_at_guards import cut_at_guards
 from ferrite.syntax import Ref, refs, renamed
 
 # What makes a tensor that lies as the trace says, to the last stride: others may not be seen by the caller.
@@ -48,9 +53,8 @@ def reuse_memory(lowered: Lowered) -> Lowered:
 
 @dataclass(frozen=True)
 class _Touch:
-    """Where a buffer is read or written: the how-manieth statement, the loops around it, the place in memory."""
+    """Where a buffer is read or written: the loops around it, the place in memory."""
 
-    statement: int
     axes: tuple[Axis, ...]
     place: Index
 
@@ -61,14 +65,13 @@ def overwritten(program: Program) -> dict[int, list[int]]:
         return {}
     reads: dict[Buffer, list[_Touch]] = {}
     writes: dict[Buffer, list[_Touch | None]] = {}
-    statements = ((nest, statement) for nest in program.nests for statement in nest.body)
-    for number, (nest, statement) in enumerate(statements):
+    for nest, statement in [(each, statement) for each in program.nests for statement in each.body]:
         for node in walk(statement):
             if isinstance(node, Load):
-                touch = _Touch(number, nest.axes, linear(node.index, node.buffer.strides))
+                touch = _Touch(nest.axes, linear(node.index, node.buffer.strides))
                 reads.setdefault(node.buffer, []).append(touch)
         for buffer, index in _written(statement):
-            touch_or_none = None if index is None else _Touch(number, nest.axes, linear(index, buffer.strides))
+            touch_or_none = None if index is None else _Touch(nest.axes, linear(index, buffer.strides))
             writes.setdefault(buffer, []).append(touch_or_none)
     found: dict[int, list[int]] = {}
     for number, result in enumerate(program.parameters):
@@ -82,12 +85,34 @@ def overwritten(program: Program) -> dict[int, list[int]]:
             for other, operand in enumerate(program.parameters)
             if operand.role == "in"
             and lie_alike(operand.buffer, result.buffer)
-            and all(
-                read.statement <= write.statement and read.axes == write.axes and read.place is write.place
-                for read in reads.get(operand.buffer, ())
-            )
+            and all(read.axes == write.axes and read.place is write.place for read in reads.get(operand.buffer, ()))
         ]
+    if not any(found.values()):
+        return {}
+    order = _Order(program)
+    buffers = [parameter.buffer for parameter in program.parameters]
+    for number, others in found.items():
+        found[number] = [other for other in others if order.reads_first(buffers[other], buffers[number])]
     return {number: others for number, others in found.items() if others}
+
+
+class _Order:
+    """The order in which the statements of a kernel run."""
+
+    def __init__(self, program: Program) -> None:
+        self.reads: dict[str, int] = {}  # the last statement that reads it, by name
+        self.writes: dict[str, int] = {}  # the first one that writes it
+        statements = (part for loop in arrange(cut_at_guards(program)).loops for part in loop.statements())
+        for number, statement in enumerate(statements):
+            for access in accesses(statement):
+                if access.writes:
+                    self.writes.setdefault(access.buffer.name, number)
+                else:
+                    self.reads[access.buffer.name] = number
+
+    def reads_first(self, operand: Buffer, result: Buffer) -> bool:
+        """Whether nothing of the operand is read in a statement behind one that writes the result."""
+        return self.reads.get(operand.name, -1) <= self.writes[result.name]
 
 
 def _written(statement: Statement) -> Iterator[tuple[Buffer, tuple[Index, ...] | None]]:

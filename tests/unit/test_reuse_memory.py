@@ -12,6 +12,7 @@ from torch import Tensor
 
 import ferrite
 from ferrite.loops.text import parse_program
+from ferrite.schedule.arrange import arrange
 from ferrite.schedule.reuse_memory import overwritten
 
 # ---- kernels
@@ -54,6 +55,31 @@ def test_it_may_not(old: str, new: str, reason: str) -> None:
     if "inout(f32[8, 64])" in new:
         text += "    for i, j in box(8, 64):\n        x[i, j] = f32(0.0)\n"
     assert overwritten(parse_program(text)) == {}, reason
+
+
+MOVED = """
+def f(x: f32[32, 64], p: f32[32, 64], a: f32[32, 64], c: out(f32[32, 64]), b: out(f64[32, 64]), r: out(f32[32, 64])):
+    m = local(f32[32])
+    q = local(f32[32])
+    for i in box(32):
+        m[i] = sum(x[i, k] for k in box(64))
+    for i in box(32):
+        q[i] = sum(x[i, k] * x[i, k] for k in box(64))
+    for i, j in box(32, 64):
+        c[i, j] = p[i, j] * m[i]
+    for i, j in box(32, 64):
+        b[i, j] = f64(a[i, j] * q[i])
+    for i, j in box(32, 64):
+        r[i, j] = sin(c[i, j])
+"""
+
+
+def test_what_runs_first_is_what_the_loops_say() -> None:
+    """The nest that stores `r` moves up to the one that stores `c`, before `a` is read."""
+    program = parse_program(MOVED)
+    text = arrange(program).text()
+    assert text.index("r[") < text.index("b["), "the nest does not move: the test shows nothing"
+    assert overwritten(program) == {3: [1], 5: [1]}, "over `p`, which is read when `c` is stored, but not over `a`"
 
 
 TWO = """
