@@ -237,12 +237,12 @@ def moments(x: Tensor, dims: list[int], keep: bool, compute: DType) -> tuple[Ten
 
 
 def spread(x: Tensor, dims: list[int], keep: bool, correction: Any) -> Tensor:
-    """m2 / max(n - correction, 0); NaN where that is 0 / 0, as eager."""
-    compute = accumulator(x.dtype)
-    _, m2 = moments(x, dims, keep, compute)
-    number = number_of(x, dims, compute)
-    less = apply("sub", number, const(1 if correction is None else correction, compute))
-    divisor = apply("maximum", less, const(0, compute))
+    """m2 / max(n - correction, 0); NaN where that is 0 / 0, as eager. In f64, as eager: of 10000 and thousandths around
+    it f32 has hardly a digit, and numbers of 3e38 have no sum in it."""
+    _, m2 = moments(converted(x, f64), dims, keep, f64)
+    number = number_of(x, dims, f64)
+    less = apply("sub", number, const(1 if correction is None else correction, f64))
+    divisor = apply("maximum", less, const(0, f64))
     return Tensor(m2.axes, apply("div", m2.body, divisor))
 
 
@@ -253,9 +253,9 @@ def var(x: Tensor, dims: Dims = None, *, correction: Any = None, keepdim: bool =
 
 @lowers(aten.std.correction)
 def std(x: Tensor, dims: Dims = None, *, correction: Any = None, keepdim: bool = False) -> Tensor:
-    """Eager sums squares in f64, and its root may fit f32 where the variance does not."""
+    """Its root may fit f32 where the variance does not."""
     floats_only(x, "std")
-    variance = spread(converted(x, f64), all_dims(dims, x.rank), keepdim, correction)
+    variance = spread(x, all_dims(dims, x.rank), keepdim, correction)
     return Tensor(variance.axes, cast(apply("sqrt", variance.body), x.dtype))
 
 
@@ -275,7 +275,7 @@ def _mean_of(x: Tensor, dims: list[int], keep: bool) -> Tensor:
     Eager keeps a running mean. An infinite element makes it infinite and the next one NaN, so that the mean is infinite
     only if no element but the last one is. Nobody looks for others unless the variance says that there is something.
     """
-    mean_, m2 = moments(x, dims, keep, accumulator(x.dtype))
+    mean_, m2 = moments(converted(x, f64), dims, keep, f64)
     number = count(x, dims)
     sizes = [x.sizes[dim] for dim in dims]
     place = linear([of_atom(x.axes[dim]) for dim in dims], contiguous_strides(sizes))

@@ -237,6 +237,22 @@ def test_a_deviation_may_fit_where_its_square_does_not(dtype: torch.dtype) -> No
 
 
 @pytest.mark.parametrize("executor", ["oracle", "native"])
+def test_variances_of_numbers_far_from_zero(executor: str) -> None:
+    """Eager works in f64. Thousandths around 10000 have a variance in f32 too, and so have the largest numbers."""
+    x = 10000 + 1e-3 * torch.randn(4, 100)
+    largest = torch.full((4, 9), 3e38)
+
+    def statistics(v: torch.Tensor) -> Any:
+        return v.var(1), *torch.var_mean(v, 0), v.std(), v.view(2, -1).var(1)
+
+    assert largest.var(1).eq(0).all()
+    for given in (x, largest):
+        found = torch.compile(statistics, backend="ferrite", options={"executor": executor, "strict": True})(given)
+        for mine, exact in zip(found, statistics(given.double()), strict=True):
+            torch.testing.assert_close(mine, exact.float(), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("executor", ["oracle", "native"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, *HALVES])
 def test_means_of_infinite_elements(executor: str, dtype: torch.dtype) -> None:
     """One infinity at any place, then others. Eager's running means are infinite only after the last element."""
