@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ferrite.artifact.compiled import CompiledGraph, Facts
 from ferrite.decisions import Decision
+from ferrite.errors import Unsupported
 from ferrite.extension import with_user_passes
 from ferrite.graph.check import check_graph
 from ferrite.graph.describe import device_types, mutated_inputs, output_strides, shared_memory
@@ -124,7 +125,10 @@ def compile_graph(
         program = rewrite(program, "host", HOST_PASSES, options, record)
         compiled = CompiledGraph(program, lowered.constants, facts_of(module, graph_id, phase, options, record))
         compiled.load()
-        record.decisions += [Decision("native", (name,), False, why) for name, why in compiled.refused.items()]
+        for name, why in compiled.refused.items():
+            record.decisions.append(Decision("native", (name,), False, why))
+            if options.strict:
+                raise Unsupported(f"machine code for {name}", why=why)
         record.peak_memory, record.block_memory = compiled.peak, compiled.block
         if compiled.why_python:
             record.decisions.append(Decision("native host", (program.name,), False, compiled.why_python))

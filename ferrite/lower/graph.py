@@ -82,6 +82,7 @@ class Rules:
 
 
 EVERYTHING_IN_EAGER = Rules()
+MOST_STORES = 24  # of one kernel: norms of hundreds of tensors all have the same box
 
 
 @dataclass
@@ -587,7 +588,8 @@ class _OneGraph:
             self._store(memory)
 
     def _store(self, *values: _Value) -> None:
-        """Give tensors memory, with the strides of eager, and fill them: one kernel for all with the same box."""
+        """Give tensors memory, with the strides of eager, and fill them: one kernel for all with the same box, as far
+        as a kernel may be that large."""
         buffers: list[Buffer] = []
         stores: dict[tuple[Axis, ...], list[Store]] = {}
         origins: dict[tuple[Axis, ...], dict[Origin, None]] = {}
@@ -600,9 +602,11 @@ class _OneGraph:
             here = value.tensor.axes
             stores.setdefault(here, []).append(Store(buffers[-1], points(here), value.tensor.body))
             origins.setdefault(here, {}).update(dict.fromkeys(value.origins))
-        for axes, body in stores.items():
-            nest, results = Nest(axes, tuple(body)), tuple(store.buffer for store in body)
-            self._launch((nest,), results, values[0].node, tuple(origins[axes]))
+        for axes, whole in stores.items():
+            for start in range(0, len(whole), MOST_STORES):
+                body = tuple(whole[start : start + MOST_STORES])
+                results = tuple(store.buffer for store in body)
+                self._launch((Nest(axes, body),), results, values[0].node, tuple(origins[axes]))
         for value, buffer in zip(values, buffers, strict=True):
             value.host, value.tensor, value.is_view, value.root = buffer.name, of_buffer(buffer), False, None
             value.origins = ()

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from . import known as known_failures
 from .cases import DTYPES, ERRORS, FULL, STANDARD, Case, Plan, groups, units
-from .check import Engine, Verdict, caller, compile_call, compiling, function_of, observe, run_group
+from .check import FERRITE, Engine, Verdict, caller, compile_call, compiling, function_of, observe, run_group
 from .sweep import RESULTS, Summary, quiet, run, show, summarise
 
 
@@ -31,7 +31,7 @@ def parse_arguments(words: list[str] | None = None) -> argparse.Namespace:
         "--options",
         type=json.loads,
         metavar="JSON",
-        help="options= of torch.compile; for Ferrite fallback_random is set, because results are compared with eager's",
+        help="options= of torch.compile; for Ferrite fallback_random and strict are set: eager's results are asked for",
     )
     parser.add_argument(
         "--both-hosts",
@@ -125,7 +125,7 @@ def main(words: list[str] | None = None) -> int:
     arguments = parse_arguments(words)
     console = Console()
     plan = make_plan(arguments)
-    options = {"fallback_random": True} | (arguments.options or {}) if arguments.backend == "ferrite" else None
+    options = FERRITE | (arguments.options or {}) if arguments.backend == "ferrite" else None
     engine = Engine(arguments.backend, options or arguments.options, arguments.both_hosts)
     if arguments.only:
         return 0 if report_cases(plan, engine, console) else 1

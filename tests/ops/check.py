@@ -85,6 +85,10 @@ class Verdict(msgspec.Struct, frozen=True):
         return self.differences[0].kind if self.differences else self.status
 
 
+# Options of Ferrite: random numbers are eager's, and nothing that fails to compile passes by running as captured.
+FERRITE = {"fallback_random": True, "strict": True}
+
+
 class Engine(msgspec.Struct, frozen=True):
     """The backend under test, as given to torch.compile. `both_hosts`: every graph of Ferrite runs in both executions
     of its host program, which have to give the same bits."""

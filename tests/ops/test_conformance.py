@@ -24,14 +24,14 @@ from torch._dynamo.utils import counters
 from . import known as known_failures
 from . import sweep as sweeping
 from .cases import ERRORS, STANDARD, Case, Group, Plan, Sample, Unit, family, groups, matches, op_table, pick, units
-from .check import Engine, Verdict, judge_values, run_case, run_group
+from .check import FERRITE, Engine, Verdict, judge_values, run_case, run_group
 from .refused import refused_calls
 
 SEED = 0
 UNITS_PER_FAMILY = 8
 CASES_PER_GROUP = 2
 NEVER_ENTERED = {"sparse"}  # Dynamo breaks the graph at tensors in a compressed sparse layout
-FERRITE = Engine("ferrite", {"fallback_random": True})
+ENGINE = Engine("ferrite", FERRITE)
 
 # The list of known failures may only shrink. When entries or patterns go away, lower these to what is left.
 ENTRIES_CEILING = 15
@@ -72,7 +72,7 @@ def test_family_sample_matches_eager(name: str, tmp_path: Path) -> None:
     known = known_failures.load()
     wrong: list[tuple[str, Verdict]] = []
     entered: Counter[str] = Counter()
-    engine = Engine("ferrite", {"fallback_random": True, "cache": "strict", "cache_dir": str(tmp_path)})
+    engine = Engine("ferrite", FERRITE | {"cache": "strict", "cache_dir": str(tmp_path)})
     for group in sampled_groups(name):
         verdicts = list(run_group(group, msgspec.structs.replace(engine, both_hosts=True), SEED))
         for verdict in verdicts:
@@ -126,7 +126,7 @@ def test_known_failure_still_fails(number: int) -> None:
     ran = 0
     for unit in units(plan):
         for group in groups(unit, plan):
-            for verdict in run_group(group, FERRITE, plan.seed):
+            for verdict in run_group(group, ENGINE, plan.seed):
                 ran += 1
                 assert known_failures.account(verdict, known_failures.load()).standing == "known", verdict
     assert ran, f"no case is named by {patterns}"

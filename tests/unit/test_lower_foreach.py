@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from ferrite import pipeline
+from ferrite.host.lowered import Lowered
+from ferrite.lower.graph import MOST_STORES
 from tests.unit.test_lower import assert_same, fallbacks
 
 ITEMS = [torch.linspace(0.5, 3.1, 6).reshape(3, 2), torch.linspace(0.7, 1.9, 4), torch.tensor(1.5)]
@@ -38,6 +41,20 @@ def test_functions() -> None:
     on_lists(lambda x, y: torch._foreach_addcmul(x, y, y, 0.5), exact=False)
     on_lists(lambda x, y: torch._foreach_addcdiv(x, y, x, [0.5, 1.0, 2.0]), exact=False)
     on_lists(lambda x, y: (torch._foreach_norm(x), torch._foreach_norm(x, 1)), exact=False)
+
+
+def test_norms_of_many_tensors_are_several_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All norms have the same box, that of a scalar, and a kernel has an end."""
+    lengths = []
+
+    def noted(lowered: Lowered) -> Lowered:
+        lengths.extend(len(nest.body) for kernel in lowered.kernels for nest in kernel.nests)
+        return lowered
+
+    monkeypatch.setattr(pipeline, "SCHEDULE_PASSES", (noted,))
+    items = [torch.linspace(-1, 1, 3 + n) for n in range(2 * MOST_STORES + 1)]
+    assert_same(lambda x: torch._foreach_norm(x), items, exact=False)
+    assert sorted(lengths) == [1, MOST_STORES, MOST_STORES]
 
 
 def parameters() -> list[torch.nn.Parameter]:
