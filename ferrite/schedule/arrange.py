@@ -31,7 +31,8 @@ MUCH_WORK = 1 << 17  # ... on this many inner ones
 FEW_NUMBERS = 8  # that a vector holds
 DEAR = frozenset({"exp", "expm1", "log", "log1p", "pow", "sin", "cos", "tan", "tanh", "sigmoid", "erf", "erfc"})
 LONGEST_ROW = 1 << 14  # bytes: half of the first cache, for what is worth to be kept for a row
-LARGEST_TILE = 1 << 15  # bytes of a row that is kept on the stack of a thread
+LARGEST_ROW = 1 << 15  # bytes of a row that is kept on the stack of a thread ...
+LARGEST_TILE = 1 << 17  # ... or of all of them together: a quarter of the second cache
 
 
 @dataclass(frozen=True)
@@ -352,11 +353,16 @@ def registers_in(loops: Iterable[Loop], local_buffers: Iterable[Buffer]) -> froz
 def with_rows(arrangement: Arrangement, local_buffers: Sequence[Buffer]) -> Arrangement:
     """Locals that one tree uses, row by row, become rows."""
     loops, rows = [*arrangement.loops], []
+    held = [0] * len(loops)  # bytes, for each tree
     for buffer in local_buffers:
         users = [n for n, loop in enumerate(loops) if buffer in _by_buffer(loop.statements())]
         row = _row_of(buffer, loops[users[0]]) if len(users) == 1 else None
-        if row is not None:
+        if row is None:
+            continue
+        size = row_length(row) * row.dtype.bytes
+        if size <= LARGEST_ROW or size + held[users[0]] <= LARGEST_TILE:
             loops[users[0]] = _with_buffer(loops[users[0]], buffer, row)
+            held[users[0]] += size
             rows.append(row)
     return Arrangement(tuple(loops), arrangement.registers, frozenset(rows))
 
@@ -381,8 +387,7 @@ def _row_of(buffer: Buffer, loop: Loop) -> Buffer | None:
     for extent, stays in zip(reversed(buffer.sizes), reversed(fixed), strict=True):
         strides.append(constant(0) if stays else step)
         step = step if stays else step * extent
-    row = Buffer(buffer.name, buffer.dtype, buffer.sizes, tuple(reversed(strides)))
-    return row if row_length(row) * row.dtype.bytes <= LARGEST_TILE else None
+    return Buffer(buffer.name, buffer.dtype, buffer.sizes, tuple(reversed(strides)))
 
 
 def _moves_with(place: Index, axes: set[Axis]) -> bool:
