@@ -142,7 +142,7 @@ class Spread:
             return None
         if not fill_alike(value_of(node), self._overlay[node]):
             return f"{node.name} is returned"
-        roots = {aliases.root(("storage", one)) for one in memory}
+        roots = {aliases.root(one) for one in memory}
         for other in (*graph.find_nodes(op="placeholder"), *graph.find_nodes(op="get_attr"), *returned):
             if other in views:
                 continue

@@ -423,6 +423,15 @@ class TestReshapes:
 
         keeps(careless_cat_of_one, function, [X], because="shares memory with")
 
+    def test_and_shares_it_with_what_a_fake_value_says_is_another(self) -> None:
+        """Outside training eager's dropout gives its input back, a fake one gives a copy: the result would be x."""
+
+        def function(x: Any) -> Any:
+            idle = F.dropout(x, 0.5, False)
+            return torch.cat([idle.t()]).t().contiguous()
+
+        keeps(careless_cat_of_one, function, [X], because="is returned, and shares memory with l_x_")
+
     def test_and_is_written(self) -> None:
         def function(x: Any) -> Any:
             return torch.cat([x.t()]).t().reshape(-1).add_(1) * 2
