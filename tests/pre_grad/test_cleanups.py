@@ -10,6 +10,7 @@ import torch
 from torch.fx import Graph, GraphModule
 from torch.nn import functional as F
 
+import ferrite
 from ferrite.graph.arguments import bind, find
 from ferrite.graph.pre_grad import IDLE
 from ferrite.graph.pre_grad.chunk_reshape_cat import chunk_reshape_cat
@@ -23,6 +24,7 @@ from ferrite.graph.pre_grad.remove_splits import remove_splits
 from ferrite.graph.pre_grad.split_squeeze_cat import split_squeeze_cat
 from ferrite.graph.pre_grad.stack_to_unsqueeze import stack_to_unsqueeze
 from tests.pre_grad.harness import capture, keeps, rewrites, trace
+from tests.unit.test_fuse import launches
 
 X, Y = torch.randn(4, 6), torch.randn(4, 6)
 
@@ -348,6 +350,32 @@ class TestNormaliseArguments:
         graph.output(graph.call_function(unknown, (x, 3)))
         assert normalise_arguments(graph) == 0
         assert torch.equal(GraphModule(torch.nn.Module(), graph)(X), X * 3)
+
+
+class TestReluNanToNum:
+    """relu_nan_to_num needs no pass: what is to be one loop is one, also with numbers of the user's own."""
+
+    ODD = torch.tensor([torch.nan, torch.inf, -torch.inf, 3.14, -1.0])
+
+    @pytest.mark.parametrize("numbers", [(), (5.0, 1.0, -1.0)])
+    def test_one_kernel(self, numbers: tuple[float, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+        def function(x: Any) -> Any:
+            return torch.nan_to_num(torch.relu(x), *numbers)
+
+        assert launches(monkeypatch, function, self.ODD, pre_grad="relu_nan_to_num") == 1
+        record = ferrite.last_record()
+        assert record is not None
+        assert not record.fallbacks
+        assert not any(run.changed for run in record.passes if run.stage == "pre_grad")
+
+        compiled = torch.compile(function, backend="ferrite", options={"strict": True})
+        x, y = self.ODD.clone().requires_grad_(), self.ODD.clone().requires_grad_()
+        expected, found = function(x), compiled(y)
+        assert torch.equal(found, expected)
+        weights = torch.arange(1.0, 6.0)
+        expected.backward(weights)
+        found.backward(weights)
+        assert torch.equal(y.grad, x.grad)
 
 
 class TestPrivateKernels:
