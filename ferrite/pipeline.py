@@ -18,6 +18,7 @@ from ferrite.artifact.compiled import CompiledGraph, Facts
 from ferrite.decisions import Decision
 from ferrite.errors import Unsupported
 from ferrite.extension import with_user_passes
+from ferrite.graph.aten_forms import is_aten
 from ferrite.graph.check import check_graph
 from ferrite.graph.describe import device_types, mutated_inputs, output_strides, shared_memory
 from ferrite.graph.eager_strides import correct_strides
@@ -25,7 +26,6 @@ from ferrite.graph.joint import JOINT
 from ferrite.graph.order import sort_nodes
 from ferrite.graph.post_grad import MUTATE, POST_GRAD, PREPARE
 from ferrite.graph.post_grad.emit_deferred_asserts import emit_deferred_asserts
-from ferrite.graph.pre_grad.aten_forms import is_aten
 from ferrite.graph.pre_grad.plan import plan
 from ferrite.graph.pre_grad.pre_dispatch import plan_pre_dispatch
 from ferrite.graph.query import family

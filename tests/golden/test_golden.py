@@ -39,7 +39,8 @@ from ferrite.artifact.compiled import CompiledGraph, Facts
 from ferrite.graph.joint import JOINT
 from ferrite.graph.post_grad import MUTATE, POST_GRAD, PREPARE
 from ferrite.graph.pre_grad import PASSES as PRE_GRAD
-from ferrite.graph.pre_grad.aten_forms import normalise_aten, spell_as_aten
+from ferrite.graph.pre_grad.normalise_aten import normalise_aten
+from ferrite.graph.pre_grad.spell_as_aten import spell_as_aten
 from ferrite.graph.strides import note_output_strides, restore_output_strides
 from ferrite.graph.text import parse_graph, read_type, show_graph
 from ferrite.host.nodes import HostProgram

@@ -11,25 +11,29 @@ training and without gradients; an input that is read only on the right is a con
 from __future__ import annotations
 
 import ast
-import inspect
 import operator
 from collections.abc import Callable, Collection
+from inspect import getmodule
 from typing import Any
 
 import pytest
 import torch
 import torch.ao.quantization.fx._decomposed
 from torch import nn
+from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 from torch.nn import functional
 
 from ferrite.graph.arguments import bind
 from ferrite.graph.pre_grad import PASSES
+from ferrite.graph.pre_grad.normalise_aten import normalise_aten
+from ferrite.graph.pre_grad.spell_as_aten import spell_as_aten
 from ferrite.graph.text import parse_graph
 from tests.pre_grad.harness import capture, rewrites, trace
 
 NAMES = {
     "torch": torch,
+    "aten": torch.ops.aten,
     "F": functional,
     "operator": operator,
     "quantise": torch.ops.quantized_decomposed.quantize_per_tensor.default,
@@ -121,20 +125,28 @@ def shape_of(module: GraphModule, constants: Collection[str] = ()) -> list[Any]:
         assert call is not None, f"nothing is known of {node.format_node()}"
         numbers[node] = f"call {len(shown)}"
         arguments = {name: plain(value) for name, value in call.arguments.items() if value is not None}
-        shown.append((call.kind, sorted(arguments.items())))
+        name = str(node.target) if isinstance(node.target, OpOverload) else call.kind
+        shown.append((name, sorted(arguments.items())))
     return shown
 
 
-CASES = [(entry, case) for entry in PASSES for case in examples(inspect.getmodule(entry.run))]
+# Those over graphs of ATen overloads too.
+RUNS = {entry.name: entry.run for entry in PASSES} | {run.__name__: run for run in (normalise_aten, spell_as_aten)}
+CASES = [(name, number, case) for name, run in RUNS.items() for number, case in enumerate(examples(getmodule(run)), 1)]
+# How many rewrites an example is, by pass and number, if not one.
+TIMES = {("simplify_split_joins", 2): 2}  # the cat, and the split
 
 
-@pytest.mark.parametrize(("entry", "case"), CASES, ids=[f"{entry.name}: {case[1]}" for entry, case in CASES])
-def test_the_example_of_a_pass_is_true(entry: Any, case: tuple[str, str, str]) -> None:
+@pytest.mark.parametrize(
+    ("name", "number", "case"), CASES, ids=[f"{name}: {before}" for name, _, (_, before, _) in CASES]
+)
+def test_the_example_of_a_pass_is_true(name: str, number: int, case: tuple[str, str, str]) -> None:
+    run, times = RUNS[name], TIMES.get((name, number), 1)
     types, before, after = case
     types, modules = modules_of(types)
     names, inputs = inputs_of(types)
     if not modules:
-        outcome = rewrites(entry.run, function_of(names, before), inputs, times=1, again=None)
+        outcome = rewrites(run, function_of(names, before), inputs, times=times, again=None)
         promised = capture(function_of(names, after), inputs)
         assert shape_of(outcome.module) == shape_of(promised.module), outcome.after
         return
@@ -142,10 +154,11 @@ def test_the_example_of_a_pass_is_true(entry: Any, case: tuple[str, str, str]) -
     given = [value for name, value in zip(names, inputs, strict=True) if name in read]
     with torch.no_grad():
         traced = trace(calling(read, modules, before), given)
-        outcome = rewrites(entry.run, traced, times=1, again=None)
+        outcome = rewrites(run, traced, times=times, again=None)
         promised = capture(function_of(names, after), inputs)
     assert shape_of(outcome.module) == shape_of(promised.module, set(names) - set(read)), outcome.after
 
 
 def test_every_pass_has_an_example() -> None:
-    assert [entry.name for entry in PASSES if not examples(inspect.getmodule(entry.run))] == []
+    assert RUNS.keys() - {name for name, _, _ in CASES} == set()
+    assert TIMES.keys() <= {(name, number) for name, number, _ in CASES}

@@ -13,9 +13,11 @@ from torch.nn import functional
 
 from ferrite import pipeline
 from ferrite.graph.arguments import kind
+from ferrite.graph.aten_forms import is_aten
 from ferrite.graph.pre_grad import PASSES
-from ferrite.graph.pre_grad.aten_forms import is_aten, normalise_aten, spell_as_aten
+from ferrite.graph.pre_grad.normalise_aten import normalise_aten
 from ferrite.graph.pre_grad.pre_dispatch import plan_pre_dispatch
+from ferrite.graph.pre_grad.spell_as_aten import spell_as_aten
 from ferrite.graph.snapshot import copy_module
 from ferrite.graph.values import tensor_of
 from ferrite.options import Options, resolve

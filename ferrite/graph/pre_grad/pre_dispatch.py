@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from torch.fx import Graph
 
 from ferrite.graph.pre_grad import IDLE, PASSES
-from ferrite.graph.pre_grad.aten_forms import normalise_aten, spell_as_aten
+from ferrite.graph.pre_grad.normalise_aten import normalise_aten
 from ferrite.graph.pre_grad.plan import unknown
+from ferrite.graph.pre_grad.spell_as_aten import spell_as_aten
 
 # Names of `IDLE` keep their place here: they may be removed, and there is nothing to run.
 LIST = (

@@ -6,8 +6,9 @@
 Each run of neighbours in a cat or stack becomes one slice, brought into shape if the dimensions differ; other operands
 stay where they are. Then the slices and the sections that somebody else reads are cut out by one new split:
 
+    x: f32[2, 12], y: f32[2, 1]
     s = x.split(2, 1); torch.cat([y, s[0], s[1], y, s[4], s[5]], 1)
-    s = x.split([4, 4, 4], 1); torch.cat([y, s[0], y, s[2]], 1)
+    ->  s = torch.split(x, [4, 4, 4], dim=1); torch.cat([y, s[0], y, s[2]], dim=1)
 
 Runs of different readers must be the same or apart: else the sections would have to stay as well.
 
