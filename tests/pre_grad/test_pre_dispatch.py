@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -14,9 +15,9 @@ from torch.nn import functional
 from ferrite import pipeline
 from ferrite.graph.arguments import kind
 from ferrite.graph.aten_forms import is_aten
-from ferrite.graph.pre_grad import PASSES
+from ferrite.graph.pre_grad import IDLE, PASSES
 from ferrite.graph.pre_grad.normalise_aten import normalise_aten
-from ferrite.graph.pre_grad.pre_dispatch import plan_pre_dispatch
+from ferrite.graph.pre_grad.pre_dispatch import LIST, OTHER_NAMES, plan_pre_dispatch
 from ferrite.graph.pre_grad.spell_as_aten import spell_as_aten
 from ferrite.graph.snapshot import copy_module
 from ferrite.graph.values import tensor_of
@@ -67,6 +68,26 @@ class TestPlan:
             "batch_sigmoid", "batch_tanh", "normalise_aten", "split_squeeze_cat", "merge_cats", "batch_linear_lhs",
             "remove_splits", "stack_to_unsqueeze", "chunk_reshape_unsqueeze_cat", "remove_noops", "spell_as_aten",
         ]  # fmt: skip
+
+    def test_every_step_has_its_place_and_its_name_elsewhere(self) -> None:
+        """One after another, by what others call them: ours at that place, or nothing to run and a reason for it."""
+        steps = {
+            "normalization_pass_aten": 1, "remove_noop_pass": 1, "relu_nan_to_num": 1,
+            "fuse_chunk_reshape_concat_pass": 1, "group_batch_fusion_passes": 5, "normalize_node_kwargs_pass": 1,
+            "fuse_chunk_squeeze_cat_pass": 1, "merge_concats_pass": 1, "fuse_split_linear_add_pass": 1,
+            "remove_reshape_pass": 1, "fuse_parallel_linear_pass": 1, "remove_split_ops_pass": 1,
+            "stack_to_unsqueeze_pass": 1, "fuse_chunk_reshape_unsqueeze_concat_pass": 1,
+        }  # fmt: skip
+        ours = iter(LIST)
+        for step, count in steps.items():
+            assert tuple(islice(ours, count)) == OTHER_NAMES.get(step, (step,))
+            assert step in OTHER_NAMES or IDLE[step]
+            taken_out = set(OTHER_NAMES.get(step, (step,)))
+            assert names(pre_dispatch_remove=step) == [name for name in names() if name not in taken_out]
+        assert list(ours) == []
+        assert names(pre_dispatch_add="merge_concats_pass")[-3:] == ["merge_cats", "remove_noops", "spell_as_aten"]
+        for twin in ("remove_split_ops", "fuse_split_getitem_squeeze_cat"):
+            assert set(OTHER_NAMES[twin]) < set(LIST)
 
     def test_add_runs_before_the_last_cleaning(self) -> None:
         assert names(pre_dispatch_add="sink_cat, merge_nested_splits")[-4:] == [
