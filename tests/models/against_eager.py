@@ -15,6 +15,9 @@ are rounded elsewhere than in eager, so they are judged by one of two rules:
 - *near*, where there is no reference: the root-mean-square distance of each tensor from eager's is at most `NEAR` times
   the size of the tensor and of the largest one of its group.
 
+What the passes before autograd made of a graph is also held against the graph itself (`numeric_check`), so that a wrong
+one is named. That costs a test 1 to 3% of its time.
+
 The environment variable MODEL_TEST_BACKEND puts another backend in Ferrite's place, to see whose a difference is:
 `aot_eager` runs the graphs of AOTAutograd and nothing else.
 """
@@ -36,6 +39,10 @@ from torch.utils import _pytree as pytree
 from bench.allocated import steady_peak
 from bench.peak_memory import LIMIT as MOST_MEMORY
 from bench.zoo import Entry, Inputs
+from ferrite.graph.snapshot import copy_module
+from ferrite.options import Options, resolve
+from ferrite.pipeline import edit_pre_grad
+from ferrite.report.record import GraphRecord
 from tests.models.expectations import NO_INPUT_GRADIENT
 
 BACKEND = os.environ.get("MODEL_TEST_BACKEND", "ferrite")
@@ -51,16 +58,20 @@ Optimiser = Callable[[Any], torch.optim.Optimizer]
 
 @dataclass
 class Probe:
-    """Stands before the backend and counts: graphs that it compiled, calls of what it returned, records it left."""
+    """Stands before the backend and counts: graphs that it compiled, calls of what it returned, records it left.
+    `warm`: the graphs are in the cache."""
 
     graphs: int = 0
     calls: int = 0
     records: list[Any] = field(default_factory=list)
     cache: str = ""  # a folder
+    warm: bool = False
 
     def __call__(self, graph: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
         chosen = {"fallback_random": True, "cache": "strict" if self.cache else "off", "cache_dir": self.cache}
         options = {"options": chosen} if BACKEND == "ferrite" else {}
+        if BACKEND == "ferrite" and not self.warm:
+            check_numbers(graph, example_inputs)
         compiled = lookup_backend(BACKEND)(graph, example_inputs, **options)
         # Counted after the call: under dynamic shapes AOTAutograd may send Dynamo back to make a constant of a float.
         self.graphs += 1
@@ -100,6 +111,16 @@ class Probe:
         gaps = [gap for graph in graphs for gap in graph.fallbacks if not gap.is_library and "random" not in gap.reason]
         lowered = sum(graph.lowered for graph in graphs)
         return lowered / (lowered + sum(gap.count for gap in gaps))
+
+
+def check_numbers(graph: torch.fx.GraphModule, example_inputs: list[Any]) -> None:
+    """Raise Malformed, which names the pass, if those before autograd change what a graph computes. On a copy, because
+    what is checked is not stored."""
+    options = resolve(Options(strict=True, fallback_random=True), None, {"numeric_check": {"pre_grad": {}}})
+    record = GraphRecord("numeric check", "pre_grad")
+    edit_pre_grad(copy_module(graph), options, record, example_inputs)
+    (said,) = (decision for decision in record.decisions if decision.what == "numeric_check")
+    assert said.taken, said.reason
 
 
 @dataclass

@@ -61,7 +61,7 @@ def test_inference(entry: Entry, tmp_path: Path) -> None:
     traces = []
     for warm in (False, True):
         torch._dynamo.reset()
-        probe = Probe(cache=str(tmp_path))
+        probe = Probe(cache=str(tmp_path), warm=warm)
         compiled = torch.compile(module, backend=probe, fullgraph=one_graph, dynamic=False)
         with nullcontext() if warm else both_hosts() as compared:
             traces.append(infer(compiled, batches))
@@ -87,7 +87,7 @@ def test_training(entry: Entry, tmp_path: Path) -> None:
     traces, calls = [], []
     for run in ("eager", "compiled", "from the cache"):
         torch._dynamo.reset()
-        probe = Probe(cache=str(tmp_path))
+        probe = Probe(cache=str(tmp_path), warm=run == "from the cache")
         module = entry.build("small", training=True).module
         batches = [entry.inputs(module, "small", training=True, seed=seed) for seed in range(steps_of(entry))]
         call = torch.compile(module, backend=probe, fullgraph=one_graph, dynamic=False) if run != "eager" else module
