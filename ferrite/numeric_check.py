@@ -55,6 +55,8 @@ class NumericCheck:
     def __init__(self, stage: str, module: GraphModule, inputs: Sequence[Any], options: Options) -> None:
         self._stage = stage
         self._original = copy_module(module)
+        # Constants that passes make are held as further ones.
+        self._buffers = {name for name, _ in module.named_buffers()}
         self._inputs = inputs
         self._settings = SETTINGS | dict(dict(options.numeric_check)[stage])
         self._strict = options.strict
@@ -111,4 +113,4 @@ class NumericCheck:
         return difference(expected, self._try(module), self._settings["precision"])
 
     def _try(self, module: GraphModule) -> Trial:
-        return run_trial(module, self._inputs, steps=self._settings["steps"])
+        return run_trial(module, self._inputs, steps=self._settings["steps"], buffers=self._buffers)

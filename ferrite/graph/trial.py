@@ -7,7 +7,7 @@ What cannot be copied is `NotTried`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
@@ -32,9 +32,16 @@ class Trial:
     values: tuple[tuple[str, Any], ...]
 
 
-def run_trial(function: Callable[..., Any], inputs: Sequence[Any], *, steps: int = 1, seed: int = 0) -> Trial:
+def run_trial(
+    function: Callable[..., Any],
+    inputs: Sequence[Any],
+    *,
+    steps: int = 1,
+    seed: int = 0,
+    buffers: Container[str] | None = None,
+) -> Trial:
     """Outputs, inputs and buffers after the call, and gradients; with more `steps` leaves go down their gradients in
-    between."""
+    between. `buffers`: those that are looked at, if not all."""
     copies = copy_inputs(inputs)
     found: list[tuple[str, Any]] = []
     with torch.random.fork_rng(devices=[]), _disable_current_modes(), _state_kept(function):
@@ -45,7 +52,7 @@ def run_trial(function: Callable[..., Any], inputs: Sequence[Any], *, steps: int
             found += [(f"{label}output {index}", _detached(value)) for index, value in enumerate(outputs)]
             flat, form = pytree.tree_flatten(copies)
             given = {f"input {index}": value for index, value in enumerate(flat)}
-            after = {**given, **_buffers(function)}
+            after = given | {name: v for name, v in _buffers(function).items() if buffers is None or name in buffers}
             found += [(f"{label}{name} after the call", _detached(value)) for name, value in after.items()]
             gradients = _gradients(outputs, {**given, **_parameters(function)})
             found += [(f"{label}gradient of {name}", value) for name, value in gradients.items()]

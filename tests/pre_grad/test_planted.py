@@ -7,20 +7,28 @@ Most programs hold the pattern twice: the first rewrite does no harm in spite of
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib import import_module
 from typing import Any
 
 import pytest
 import torch
+import torch.ao.quantization.fx._decomposed
+from torch import nn
 from torch.nn import functional
 
 import ferrite
+from ferrite import pipeline
+from ferrite.extension import register_pattern
 from ferrite.graph.build import Builder
 from ferrite.graph.pre_grad import PASSES
 from ferrite.graph.soundness import Soundness
-from tests.pre_grad.harness import capture, run_passes
+from ferrite.options import Options, resolve
+from ferrite.report.record import GraphRecord
+from tests.pre_grad.harness import capture, run_passes, trace
 
 A, B, C, D = (torch.randn(3, 3, generator=torch.Generator().manual_seed(seed)) for seed in range(4))
 EYE = torch.eye(3)
@@ -32,7 +40,8 @@ Real = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Fault:
-    """`where` and `name`: what is replaced by `wrong(the real one)`. `rewrite`: the number of the one to blame."""
+    """`where` and `name`: what is replaced by `wrong(the real one)`. `rewrite`: the number of the one to blame.
+    `pattern`: search and replacement of a user, in whose pass the fault shows."""
 
     title: str
     culprit: str
@@ -43,6 +52,7 @@ class Fault:
     inputs: tuple[torch.Tensor, ...]
     rewrite: int = 2
     settings: Mapping[str, Any] = field(default_factory=dict)
+    pattern: tuple[Real, Real] | None = None
 
 
 def pass_file(name: str) -> str:
@@ -143,6 +153,31 @@ def built(target: Any, change: Callable[[tuple[Any, ...]], tuple[Any, ...]]) -> 
     )
 
 
+def lost(**arguments: Any) -> Callable[[Real], Real]:
+    """Calls are read as if they said this, where they have such an argument."""
+
+    def of(real: Real) -> Real:
+        def read(node: Any, *kinds: str) -> Any:
+            call = real(node, *kinds)
+            if call is None:
+                return None
+            return replace(call, arguments={name: arguments.get(name, value) for name, value in call.arguments.items()})
+
+        return read
+
+    return of
+
+
+def without_gain(real: Real) -> Real:
+    """A batch norm that is read without what it multiplies by."""
+
+    def read(node: Any) -> Any:
+        norm = real(node)
+        return None if norm is None else replace(norm, weight=None)
+
+    return read
+
+
 def blind_to_items(real: Real) -> Real:
     """`x[0] = 1` is not seen as a write."""
     return lambda node: () if node.target is operator.setitem else real(node)
@@ -201,6 +236,19 @@ def nested_splits(a: Any, b: Any) -> Any:
     p0, p1 = p.split(1)
     q0, q1 = q.split(1)
     return p0.sin(), p1.cos(), q0.tan(), q1.exp()
+
+
+def two_norms(x: Any, w: Any, mean: Any, var: Any, gain: Any) -> Any:
+    plain = functional.batch_norm(functional.conv1d(x, w), mean, var)
+    return plain.sin(), functional.batch_norm(functional.conv1d(x, w), mean, var, gain).sin()
+
+
+QUANTISE = torch.ops.quantized_decomposed.quantize_per_tensor.default
+
+
+def two_quantised(a: Any, b: Any) -> Any:
+    first = QUANTISE((a + 1).view(9), 0.1, 0, -128, 127, torch.int8)
+    return first, QUANTISE((b + 1).view(9), 0.1, 3, -128, 127, torch.int8)
 
 
 FAULTS = (
@@ -389,6 +437,35 @@ FAULTS = (
         CUBES,
         rewrite=1,
     ),
+    Fault(
+        "an ignored alpha",
+        "add_of_mm",
+        "ferrite.graph.pattern.match",
+        "bind",
+        lost(alpha=1),
+        # The last in the graph is the first to be replaced.
+        lambda a, b, c: (torch.add(torch.mm(a, b), c, alpha=3).sin(), (torch.mm(b, a) + c).sin()),
+        (A, B, C),
+        pattern=(lambda a, b, c: torch.mm(a, b) + c, lambda a, b, c: torch.addmm(c, a, b)),
+    ),
+    Fault(
+        "a scale without the gain",
+        "scale_conv_by_bn",
+        pass_file("scale_conv_by_bn"),
+        "read_norm",
+        without_gain,
+        two_norms,
+        (A.reshape(1, 3, 3), B.reshape(3, 3, 1), C[0], D[0].abs() + 1, BIAS),
+    ),
+    Fault(
+        "a lost zero point",
+        "lift_quantise",
+        Builder,
+        "__call__",
+        built(QUANTISE, lambda args: (*args[:2], 0, *args[3:])),
+        two_quantised,
+        (A, B),
+    ),
 )
 
 
@@ -402,6 +479,16 @@ def plant(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(owner, fault.name, fault.wrong(getattr(owner, fault.name)))
 
 
+@contextmanager
+def culprit_of(fault: Fault) -> Iterator[Real]:
+    """The pass that has the fault; a pattern's is only there inside."""
+    if fault.pattern is None:
+        yield partial(getattr(import_module(pass_file(fault.culprit)), fault.culprit), **fault.settings)
+        return
+    with register_pattern(*fault.pattern, fault.inputs, stage="pre_grad", name=fault.culprit) as entry:
+        yield entry.function
+
+
 def test_enough_are_planted() -> None:
     assert len(FAULTS) >= 15
     assert len({fault.title for fault in FAULTS}) == len(FAULTS)
@@ -409,28 +496,52 @@ def test_enough_are_planted() -> None:
 
 def test_without_the_fault_all_is_well_and_with_it_eager_differs(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which is what every test of a pass compares."""
-    run = getattr(import_module(pass_file(fault.culprit)), fault.culprit)
-
-    def apply(graph: Any) -> int:
-        return run(graph, **fault.settings)  # type: ignore[no-any-return]
-
     captured = capture(fault.program, fault.inputs)
-    run_passes(captured, apply)
-    plant(fault, monkeypatch)
-    with pytest.raises(AssertionError):
+    with culprit_of(fault) as run:
+
+        def apply(graph: Any) -> int:
+            return run(graph)  # type: ignore[no-any-return]
+
         run_passes(captured, apply)
+        plant(fault, monkeypatch)
+        with pytest.raises(AssertionError):
+            run_passes(captured, apply)
 
 
 def test_bisection_names_pass_and_rewrite(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(fault, monkeypatch)
     others = [entry.name for entry in PASSES if entry.group == "patterns" and entry.name != fault.culprit]
     options = {
-        "pre_grad": {fault.culprit: dict(fault.settings)},
+        "pre_grad": {} if fault.pattern else {fault.culprit: dict(fault.settings)},
         "disable": tuple(others),  # some of which would be there first
         "executor": "eager",
         "strict": True,
     }
-    verdict = ferrite.bisect(fault.program, fault.inputs, options=options)
+    with culprit_of(fault):
+        verdict = ferrite.bisect(fault.program, fault.inputs, options=options)
     assert not verdict.equal
     assert verdict.culprit is not None, str(verdict)
     assert (verdict.culprit.name, verdict.rewrite) == (fault.culprit, fault.rewrite), str(verdict)
+
+
+def test_a_wrong_scale_of_folded_constants_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs of Dynamo's hold no constants, so that bisection never meets a fold; the numeric check does."""
+    layers = [nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2), nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2)]
+    nn.init.constant_(layers[3].weight, 2.0)  # the first norm multiplies by one
+    model, x = nn.Sequential(*layers).eval(), torch.randn(1, 2, 2, 2)
+    asked = {"pre_grad": {"fold_conv_bn": {}}, "numeric_check": {"pre_grad": {}}}
+
+    def said() -> list[tuple[tuple[str, ...], bool, str]]:
+        with torch.no_grad():
+            captured, record = trace(model, [x]), GraphRecord("test", "pre_grad")
+            pipeline.edit_pre_grad(captured.module, resolve(Options(), None, asked), record, [x])
+        assert [run.changed for run in record.passes if run.name == "fold_conv_bn"] == [2]
+        return [(one.subjects, one.taken, one.reason) for one in record.decisions if one.what == "numeric_check"]
+
+    assert said() == [(("pre_grad",), True, "equal within 0.0001 over 2 steps")]
+    file = import_module(pass_file("fold_conv_bn"))
+    real = file._scaled
+    monkeypatch.setattr(file, "_scaled", lambda *tensors, eps: real(*tensors[:4], None, tensors[5], eps=eps))
+    ((name, equal, reason),) = said()
+    assert (name, equal) == (("fold_conv_bn",), False)
+    assert "with its rewrite 2 of 2" in reason
