@@ -2,7 +2,8 @@
 layers and convolutions with their norms, views, writes in between, regions of other modes, sizes that vary.
 
 `edited` is a backend that runs the passes and nothing else, so a difference is theirs: against eager, with what torch's
-capture does by itself (`OFF`) taken off. `generate` draws as `generate.py` does: what eager does not take is forgotten.
+capture does by itself (`OFF`) taken off. `held` does so on a graph that holds its parameters and calls a module, which
+some passes ask for. `generate` draws as `generate.py` does: what eager does not take is forgotten.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from typing import Any
 
 import torch
 import torch.ao.quantization.fx._decomposed
-from torch.fx import GraphModule
+from torch import nn
+from torch.fx import GraphModule, Node
 from torch.fx.proxy import TraceError
 
+from ferrite.graph.arguments import bind, find
 from ferrite.graph.pre_grad import PASSES
 from ferrite.graph.snapshot import copy_module
 from ferrite.graph.values import fake_mode_of, value_of
@@ -65,6 +68,61 @@ def edited(module: GraphModule, inputs: Sequence[Any], options: Mapping[str, Any
 
 
 REWRITES: Counter[str] = Counter()  # that `edited` has made, by pass
+LAYERS = ("linear", "conv2d", "batch_norm", "layer_norm")
+
+
+def held(module: GraphModule, inputs: Sequence[Any], options: Mapping[str, Any] | None = None) -> Callable[..., Any]:
+    """As `edited`, on a graph that holds the parameters of its layers and calls an nn.Identity in front of each; where
+    no input asks for a gradient, without gradients."""
+    kept = _hold_parameters(module, inputs)
+    _put_identities(module)
+    gradients = any(isinstance(value, torch.Tensor) and value.requires_grad for value in inputs)
+    with torch.set_grad_enabled(gradients):
+        run = edited(module, [inputs[place] for place in kept], options)
+
+    def called(*given: Any) -> Any:
+        with torch.set_grad_enabled(gradients):
+            return run(*(given[place] for place in kept))
+
+    return called
+
+
+def _hold_parameters(module: GraphModule, inputs: Sequence[Any]) -> list[int]:
+    """Inputs that layers read, but not as what they are applied to, become constants; gives the places of the others.
+    Nobody writes or returns these, and each call brings the same values."""
+    kept = []
+    for place, (node, value) in enumerate(zip(module.graph.find_nodes(op="placeholder"), inputs, strict=True)):
+        fixed = isinstance(value, torch.Tensor) and all(type(size) is int for size in value_of(node).shape)
+        if not fixed or value.requires_grad or not node.users or not all(_is_parameter(node, u) for u in node.users):
+            kept.append(place)
+            continue
+        name = f"held_{node.name}"
+        setattr(module, name, nn.Parameter(value.detach(), requires_grad=False) if value.dim() > 1 else value.detach())
+        with module.graph.inserting_before(node):
+            constant = module.graph.get_attr(name)
+        constant.meta = dict(node.meta)
+        node.replace_all_uses_with(constant)
+        module.graph.erase_node(node)
+    module.recompile()
+    return kept
+
+
+def _is_parameter(node: Node, user: Node) -> bool:
+    call = bind(user, *LAYERS)
+    return call is not None and call["input"] is not node
+
+
+def _put_identities(module: GraphModule) -> None:
+    module.add_module("skip", nn.Identity())
+    for node in find(module.graph, *LAYERS):
+        call = bind(node)
+        if call is None or call["input"] is not node.args[0]:
+            continue
+        with module.graph.inserting_before(node):
+            same = module.graph.call_module("skip", (call["input"],))
+        same.meta = dict(call["input"].meta)
+        node.update_arg(0, same)
+    module.recompile()
 
 
 def _plain(value: Any) -> Any:
@@ -128,7 +186,7 @@ class Captured:
 
     def _edited(self, module: GraphModule, inputs: Sequence[Any], engine: Passes) -> Callable[..., Any]:
         try:
-            return edited(copy_module(module), inputs, engine.options)
+            return engine.backend(copy_module(module), inputs, engine.options)
         except Exception as error:
             failure = error
 
@@ -146,16 +204,22 @@ ENGINES: dict[str, Passes] = {
         Passes("backwards", {"pre_grad": _asked(backwards=True), "strict": True}),
         Passes("dynamo", {"pre_grad": _asked(), "strict": True}, written=False),
         Passes("default", {"strict": True}),
+        # Idle dropouts stay in this one: batched there is nothing else of them.
+        Passes("held", {"pre_grad": _asked(), "strict": True, "disable": ("drop_idle_dropout",)}, backend=held),
     )
 }
 
 
 EVERY = 4  # program goes through Dynamo even if its calls as they are written would do: half of the time is Dynamo's
+EVERY_HELD = 16  # program holds its parameters; so does each with a batch norm that may be folded, and each aimed one
 
 
-def engines_for(number: int, names: Sequence[str]) -> list[Passes]:
+def engines_for(number: int, names: Sequence[str], program: Program) -> list[Passes]:
     """The engines of these names that run program `number`. Where Dynamo must capture, it does for all of them."""
-    sampled = [name for name in names if name != "dynamo" or number % EVERY == 0]
+    foldable = not program.is_training and any("batch_norm" in step.text for step in program.steps)
+    may_hold = foldable or is_aimed(number) or number % EVERY_HELD == 0
+    others = {"dynamo": number % EVERY != 0, "held": not may_hold}
+    sampled = [name for name in names if not others.get(name)]
     return [ENGINES[name] for name in sampled or names]
 
 
@@ -247,6 +311,17 @@ RECIPES = (
     ("{0}.split(2, 1)", "{0}.clamp(-1, 1)", "functional.relu(torch.cat([{}], 1))"),
     ("{0}.chunk(2, <dim>)", "{0}.split(1, <dim>)[0]", "torch.tanh(torch.cat([{}], -1).view(-1))"),
 )
+# As in RECIPES, for passes that nothing above is for.
+AIMED = (
+    ("{0}.split(2, -1)", "{0}.detach()", "torch.cat([{}], <dim>)"),
+    ("{0}.chunk(2, <dim>)", "{0}.detach()", "torch.stack([{}])"),
+    ("{0}.split(2, -1)", "functional.dropout({0}, 0.5, False)", "torch.cat([{}], <dim>)"),
+    ("{0}.chunk(2, <dim>)", "functional.dropout({0}, 0.25, training=False)", "torch.stack([{}])"),
+    ("{0}.chunk(2, <dim>)", "{0}.reshape(2, -1)", "torch.cat([{}], 0) * 2"),
+    ("torch.chunk({0}, 2, 0)", "{0}.reshape(-1)", "torch.cat([{}], 0) + 1"),
+    ("{0}.chunk(2, <dim>)", "{0}.reshape(2, -1).unsqueeze(0)", "torch.cat([{}], 0) * 2"),
+    ("{0}.chunk(2, <dim>)", "{0}.reshape(-1).unsqueeze(1)", "torch.cat([{}], 1).neg()"),
+)
 # On several values, one after the other.
 MANY = (
     ("torch.tanh({0})", "inexact"),
@@ -295,13 +370,14 @@ ONE = {
         "torch.ops.quantized_decomposed.quantize_per_tensor.default({0}.reshape(-1), 0.1, 3, -128, 127, torch.int8)",
     ),
 }
+EINSUM = "torch.einsum('bni, bnio -> bno', {0}, {0}[..., None].expand(-1, -1, -1, 2)) + {1}[..., :1]"
 TWO = (
     ("exact", "{0} + {1}"),
     ("exact", "{0} - {1}"),
     ("inexact", "torch.add({0}, {1}, alpha=3)"),
     ("exact", "{0} * {1}"),
     ("inexact", "{0} @ {1}"),
-    ("inexact", "torch.einsum('bni, bnio -> bno', {0}[..., None].mT, {0}[..., None, :].mT) + {1}[..., None].mT"),
+    ("inexact", EINSUM),
     ("inexact", "torch.matmul({0}.mT, {1})"),
 )
 WRITES = (
@@ -313,11 +389,18 @@ LAYER = "functional.conv2d({0}, {cw}, <bias>, padding=<bit>)"
 NORM = "functional.batch_norm({0}, {m}, {s}, <affine>, training=False, eps=1e-3)"
 
 
+EVERY_AIMED = 16  # program is made of what passes look for that the others seldom meet
+
+
+def is_aimed(number: int) -> bool:
+    return number % EVERY_AIMED == EVERY_AIMED - 1
+
+
 def generate(seed: int, number: int) -> Program:
     """Program `number` of a seed. It runs in eager."""
     attempt = 0
     while True:
-        made = _Draw(random.Random(f"pre_grad:{seed}:{number}:{attempt}")).program()
+        made = _Draw(random.Random(f"pre_grad:{seed}:{number}:{attempt}"), is_aimed(number)).program()
         if made is not None:
             return made
         attempt += 1
@@ -325,6 +408,10 @@ def generate(seed: int, number: int) -> Program:
 
 class _Draw(Draw):
     """One program in the making."""
+
+    def __init__(self, rng: random.Random, aimed: bool) -> None:
+        super().__init__(rng)
+        self.aimed = aimed
 
     def program(self) -> Program | None:
         dynamic, training, writes = self.chance(12), self.chance(50), self.chance(45)
@@ -351,6 +438,8 @@ class _Draw(Draw):
         kinds += [self.recipe, self.recipe, self.layers]
         kinds += [self.write] if writes else []
         kinds += [self.layer] if "cw" in self.trace.values else []
+        if self.aimed:
+            kinds = [*kinds, *[self.layer, self.aim, self.aim] * (len(kinds) // 3)]
         moded = self.chance(15)
         steps: list[Step] = []
         for _ in range(self.rng.randint(3, 9)):
@@ -373,7 +462,7 @@ class _Draw(Draw):
         width = made[0].sizes[-1]
         made += [self.tensor(name, (width, width), leading, training) for name in ("w0", "w1", "w2")]
         made += [self.tensor(name, (width,), leading, training) for name in ("b0", "b1", "b2")]
-        if self.chance(15):
+        if self.chance(15) or self.aimed:
             made.append(self.tensor("x3", (2, 3, 4, 4), leading, training))
             made.append(self.tensor("cw", (4, 3, 3, 3), leading, training))
             made += [self.tensor(name, (4,), leading, training) for name in ("cb", "g", "h")]
@@ -457,7 +546,21 @@ class _Draw(Draw):
 
     def recipe(self) -> list[Step]:
         """What passes look for: parts of a value that go through the same op and are joined again."""
-        parts, op, join = self.rng.choice(RECIPES)
+        return self.recipe_of(RECIPES)
+
+    def aim(self) -> list[Step]:
+        """What one of a few passes looks for."""
+        if self.chance(20):
+            return self.tried(lambda: (EINSUM, [self.value(), self.value()], range(1, 2), "inexact"))
+        made = self.recipe_of(AIMED)
+        # Nobody else reads what is on the way: most passes leave it alone then.
+        hidden = {name for step in made[:-1] for name in step.results}
+        self.held |= hidden
+        self.together = [names for names in self.together if hidden.isdisjoint(names)]
+        return made
+
+    def recipe_of(self, recipes: Sequence[tuple[str, str, str]]) -> list[Step]:
+        parts, op, join = self.rng.choice(recipes)
         made = self.tried(lambda: (parts, [self.value()], range(2, MOST_PARTS + 1), "exact"))
         if made and op:
             drawn = self.literals(op, self.trace.values[made[0].results[0]])

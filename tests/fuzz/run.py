@@ -11,7 +11,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -44,10 +44,11 @@ class Plan:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a task: how often each status, and the differences as text."""
+    """What became of a task: how often each status, and the differences as text; what each pass rewrote on the way."""
 
     counts: Counter[str] = field(default_factory=Counter)
     reports: tuple[str, ...] = ()
+    rewrites: Counter[str] = field(default_factory=Counter)
 
 
 # ---- tasks
@@ -62,8 +63,10 @@ def run_torch(plan: Plan, number: int) -> Outcome:
 def run_pre_grad(plan: Plan, number: int) -> Outcome:
     """One program through the passes before autograd, with every engine that has something of its own to say."""
     program = pre_grad.generate(plan.seed, number)
-    wanted = pre_grad.engines_for(number, plan.engines)
-    return _outcome(plan, number, pre_grad.judge_all(program, wanted))
+    pre_grad.REWRITES.clear()
+    verdicts = pre_grad.judge_all(program, pre_grad.engines_for(number, plan.engines, program))
+    rewrites = Counter(pre_grad.REWRITES)  # before a difference is made smaller
+    return replace(_outcome(plan, number, verdicts), rewrites=rewrites)
 
 
 def _outcome(plan: Plan, number: int, verdicts: dict[str, Verdict]) -> Outcome:
@@ -104,6 +107,16 @@ def run_loops(plan: Plan, number: int) -> Outcome:
 
     compared, reports = run_batch(plan.seed, number, LOOP_BATCH, plan.shrink_seconds)
     return Outcome(Counter({"runs equal": compared, "programs": LOOP_BATCH - len(reports)}), reports)
+
+
+ENOUGH = 2000  # programs, after which every pass must have found something
+
+
+def idle_passes(plan: Plan, found: Outcome) -> list[str]:
+    """Passes that made no rewrite although all engines ran enough programs: the programs say nothing about them."""
+    if plan.level != "pre_grad" or set(plan.engines) != {*pre_grad.ENGINES} or found.counts["tasks"] < ENOUGH:
+        return []
+    return [entry.name for entry in pre_grad.PASSES if not found.rewrites[entry.name]]
 
 
 TASKS: dict[str, Callable[[Plan, int], Outcome]] = {
@@ -192,6 +205,7 @@ class Worker:
 def run(plan: Plan, numbers: list[int], size: int, jobs: int, stop_at: float, console: Console) -> Outcome:
     """All tasks, with a progress bar. Differences are printed as they are found."""
     counts: Counter[str] = Counter()
+    rewrites: Counter[str] = Counter()
     reports: list[str] = []
     left = numbers[::-1]
     workers = [Worker(plan) for _ in range(min(jobs, max(len(numbers), 1)))]
@@ -214,6 +228,7 @@ def run(plan: Plan, numbers: list[int], size: int, jobs: int, stop_at: float, co
                     worker.number = None
                     counts.update(outcome.counts)
                     counts["tasks"] += 1
+                    rewrites.update(outcome.rewrites)
                     reports += outcome.reports
                     for report in outcome.reports:
                         console.print(f"\n{report}", highlight=False, markup=False, soft_wrap=True)
@@ -221,4 +236,4 @@ def run(plan: Plan, numbers: list[int], size: int, jobs: int, stop_at: float, co
         finally:
             for worker in workers:
                 worker.stop()
-    return Outcome(counts, tuple(reports))
+    return Outcome(counts, tuple(reports), rewrites)

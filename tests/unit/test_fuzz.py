@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -34,6 +35,7 @@ from tests.fuzz.programs import (
     source,
     traced,
 )
+from tests.fuzz.run import ENOUGH, Outcome, Plan, idle_passes, run_pre_grad
 from tests.fuzz.shrink import shrink
 
 SEED = 2026
@@ -70,7 +72,7 @@ def test_loop_programs(part: int) -> None:
 
 # Programs that differ today, and why. Whoever mends it takes the number out: one that no longer differs fails.
 KNOWN: dict[int, str] = {}
-ENGINES_BEFORE_AUTOGRAD = ("all", "backwards", "all", "default", "all", "backwards", "dynamo", "default")
+ENGINES_BEFORE_AUTOGRAD = ("all", "backwards", "held", "default", "all", "backwards", "dynamo", "default")
 
 
 @pytest.mark.parametrize("part", range(8))
@@ -86,6 +88,69 @@ def test_programs_through_the_passes_before_autograd(part: int) -> None:
             found[number] = f"program {number} of seed {SEED}, {engine.name}: {verdict.text}\n{script}"
     known = {number for number in KNOWN if number * 8 // PRE_GRAD_PROGRAMS == part}
     assert found.keys() == known, "\n".join(text for number, text in found.items() if number not in known)
+
+
+RARE = (
+    "remove_identity",
+    "fold_conv_bn",
+    "batch_detach",
+    "batch_dropout",
+    "einsum_to_pointwise",
+    "chunk_reshape_cat",
+    "chunk_reshape_unsqueeze_cat",
+)
+
+
+def test_programs_that_are_aimed_at_passes_hit_them() -> None:
+    """By themselves the others hardly ever do: constants of the graph, and modules that it calls, do not come from
+    Dynamo."""
+    pre_grad.REWRITES.clear()
+    for number in range(pre_grad.EVERY_AIMED - 1, 16 * pre_grad.EVERY_AIMED, pre_grad.EVERY_AIMED):
+        program = pre_grad.generate(SEED, number)
+        verdicts = pre_grad.judge_all(program, [pre_grad.ENGINES[name] for name in ("all", "held")])
+        found = {name: verdict.text for name, verdict in verdicts.items() if verdict.status == "different"}
+        assert not found, f"{found}\n{source(program)}"
+    assert [name for name in RARE if not pre_grad.REWRITES[name]] == []
+
+
+def test_a_pass_that_never_fires_is_named() -> None:
+    every = Counter({entry.name: 3 for entry in pre_grad.PASSES})
+    plan = Plan("pre_grad", 0, tuple(pre_grad.ENGINES), 0.0)
+    many = Counter({"tasks": ENOUGH})
+    assert idle_passes(plan, Outcome(many, (), every)) == []
+    assert idle_passes(plan, Outcome(many, (), every - Counter({"merge_cats": 3}))) == ["merge_cats"]
+    assert idle_passes(replace(plan, engines=("default",)), Outcome(many)) == []
+    assert idle_passes(plan, Outcome(Counter({"tasks": ENOUGH - 1}))) == []
+
+
+def test_a_worker_tells_what_the_passes_rewrote() -> None:
+    number = pre_grad.EVERY_AIMED - 1
+    assert run_pre_grad(Plan("pre_grad", SEED, ("all",), 0.0), number).rewrites["normalise_ops"]
+    assert not run_pre_grad(Plan("pre_grad", SEED, ("default",), 0.0), number).rewrites["normalise_ops"]
+
+
+def test_held_parameters_are_those_that_layers_read() -> None:
+    """Not what a layer is applied to, nor what is written, returned, or asks for a gradient."""
+    names = ("x0", "w0", "w1", "w2", "w3")
+    inputs = [Input(name, "float32", (4, 4), seed=place) for place, name in enumerate(names)]
+    inputs[4] = replace(inputs[4], wants_gradient=True)
+    steps = [
+        Step("functional.linear({0}, {1})", (("x0", "v0", "v1", "v2")[place], f"w{place}"), (f"v{place}",), "inexact")
+        for place in range(4)
+    ]
+    program = Program(tuple(inputs), (*steps, Step("{0}.add_(1)", ("w1",))), ("v3", "w2"))
+    seen: list[GraphModule] = []
+
+    def keep(module: GraphModule, given: Any, options: Any) -> Callable[..., Any]:
+        seen.append(module)
+        return pre_grad.held(module, given, options)
+
+    engine = replace(pre_grad.ENGINES["held"], backend=keep, options={"disable": ("remove_identity",)})
+    assert pre_grad.judge(program, engine).status == "equal"
+    (module,) = seen
+    assert [node.target for node in module.graph.find_nodes(op="placeholder")] == ["x0", "w1", "w2", "w3"]
+    assert [node.target for node in module.graph.find_nodes(op="get_attr")] == ["held_w0"]
+    assert len(module.graph.find_nodes(op="call_module", target="skip")) == 4
 
 
 def test_the_sign_of_a_zero_gradient_is_autograds() -> None:
