@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo.variables.streams  # registers the ops of streams
 from torch.fx import Graph, GraphModule, Node
 
 from ferrite.decisions import Decision
@@ -401,6 +402,16 @@ class TestBarriers:
         table.add("pair", op("add", op("sin", A), B), lambda match: None)
         assert table.apply(captured.module.graph) == (1 if kind == "plain" else 0)
 
+    @pytest.mark.parametrize(("streams", "times"), [((None, None), 1), ((1, None), 0), ((1, 2), 0), ((1, 1), 1)])
+    def test_a_pattern_stays_on_one_stream(self, streams: tuple[int | None, ...], times: int) -> None:
+        module = graph("one = aten.sin.default(x)\nadd = aten.add.Tensor(one, y)\nreturn (add,)")
+        for name, stream in zip(("one", "add"), streams, strict=True):
+            if stream is not None:
+                node(module, name).meta["custom"] = {"stream": stream}
+        table = PatternTable()
+        table.add("pair", op(aten.add.Tensor, op(aten.sin.default, A), B), lambda match: None)
+        assert table.apply(module.graph) == times
+
     def test_a_write_that_a_rewrite_brings_in_is_a_barrier(self) -> None:
         module = graph(
             "one = aten.sin.default(x)\ntwo = aten.cos.default(x)\nadd = aten.add.Tensor(one, two)\nreturn (add,)"
@@ -432,6 +443,8 @@ class TestBarriers:
             (operator.iadd, {}, True),
             (torch.relu_, {}, True),
             (aten.add_.Tensor, {}, True),
+            (torch.ops.streams.record_event.default, {}, True),
+            (torch.ops.streams.wait_event.default, {}, True),
             (torch.sin, {"out": "x"}, True),
             ("mul_", {}, True),
             ("mul", {}, False),

@@ -282,9 +282,11 @@ class TestAfterAutograd:
         module = graph(PRODUCT.format("mm, b"))
         for node in calls(module):
             node.meta |= {"stack_trace": 'File "model.py", line 3\n  y = a @ b + c', "recompute": 2}
+            node.meta["custom"] = {"stream": 1}
         assert applied(add_of_product(), module) == 1
         (node,) = calls(module)
         assert "model.py" in node.meta["stack_trace"]
+        assert node.meta["custom"] == {"stream": 1}
         assert node.meta["recompute"] == 2
 
     def test_sizes_that_vary(self) -> None:

@@ -1,10 +1,12 @@
-"""Stretches of a graph between writes and switches of mode: a pattern never reaches from one into another."""
+"""Stretches of a graph between writes and switches of mode, and the streams that calls are sent to: a pattern never
+reaches from one into another."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-from torch._ops import HigherOrderOperator
+from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import Graph, Node
 
 from ferrite.graph.effects import changes_mode, written_by
@@ -22,8 +24,8 @@ class Regions:
             self._number()
         return self._numbers[node]
 
-    def reach_across(self, nodes: Iterable[Node]) -> bool:
-        return len({self.of(node) for node in nodes}) > 1
+    def reach_across(self, nodes: Sequence[Node]) -> bool:
+        return _are_several(map(self.of, nodes)) or _are_several(map(stream_of, nodes))
 
     def forget(self) -> None:
         """Nodes came or went; what is new may write."""
@@ -39,8 +41,19 @@ class Regions:
                 number += 1
 
 
+def stream_of(node: Node) -> Any:
+    """The stream that whoever captured the graph says a call is sent to; None: that of the caller."""
+    return node.meta.get("custom", {}).get("stream")
+
+
 def is_barrier(node: Node) -> bool:
-    """A write, or a switch of mode. Ops that carry a write in a functional wrapping are none."""
+    """A write, a switch of mode, or streams that meet. Ops that carry a write in a functional wrapping are none."""
+    if isinstance(node.target, OpOverload) and node.target.namespace == "streams":
+        return True
     if isinstance(node.target, HigherOrderOperator) and "auto_functionalized" in node.target.name():
         return False
     return bool(written_by(node)) or changes_mode(node)
+
+
+def _are_several(values: Iterable[Any]) -> bool:
+    return len(set(values)) > 1

@@ -24,7 +24,7 @@ from ferrite.graph.query import attribute, output_node
 from ferrite.graph.spread import differs
 from ferrite.graph.values import fake_mode_of, value_of
 
-_INHERITED = ("stack_trace", "nn_module_stack", "original_aten", "from_node", "partitioner_tag")
+_INHERITED = ("stack_trace", "nn_module_stack", "original_aten", "from_node", "partitioner_tag", "custom")
 _RECOMPUTED = ("recompute", "ac_graph_id")  # what a value that is saved or computed again was marked with
 _SIZE = torch.ops.aten.sym_size.int
 

@@ -114,7 +114,7 @@ class PatternTable:
         if match is None:
             return f"{heard[-1][0]}: {heard[-1][1]()}" if heard else "does not fit"
         if regions.reach_across(match.nodes):
-            return "reaches across a write or a switch of mode"
+            return "reaches across a write, a switch of mode or a stream"
         answer = objection(entry.check, match) or entry.act(match)
         if isinstance(answer, str):
             ledger_of(node.graph).refuse((node.name,), answer)
