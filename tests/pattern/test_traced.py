@@ -289,6 +289,34 @@ class TestAfterAutograd:
         assert node.meta["custom"] == {"stream": 1}
         assert node.meta["recompute"] == 2
 
+    @pytest.mark.parametrize("tagged", ["sin", "cos"])
+    def test_recomputation_goes_from_a_result_to_what_it_is_made_of(self, tagged: str) -> None:
+        """And not to what the other result is made of."""
+        pattern = TracedPattern(
+            "both", lambda x: (x.sin(), x.cos()), lambda x: ((x + 0).sin(), (x * 1).cos()), [torch.randn(2)]
+        )
+        module = graph("sin = aten.sin.default(x)\ncos = aten.cos.default(x)\nreturn (sin, cos)", "x: f32[4]")
+        tags = {"recompute": 2, "ac_graph_id": 7}
+        next(node for node in calls(module) if node.name == tagged).meta |= tags
+        assert applied(pattern, module) == 1
+        wanted = {"sin": ["add", "sin"], "cos": ["cos", "mul"]}[tagged]
+        found = [node for node in calls(module) if "recompute" in node.meta]
+        assert sorted(node.target.overloadpacket.__name__ for node in found) == wanted
+        assert all(node.meta["ac_graph_id"] == 7 for node in found)
+
+    def test_what_leads_to_two_results_is_recomputed_as_the_first_of_them(self) -> None:
+        def replacement(x: Any) -> Any:
+            whole = x + 0
+            return whole.sin(), whole.cos()
+
+        pattern = TracedPattern("both", lambda x: (x.sin(), x.cos()), replacement, [torch.randn(2)])
+        module = graph("sin = aten.sin.default(x)\ncos = aten.cos.default(x)\nreturn (sin, cos)", "x: f32[4]")
+        for node, tag in zip(calls(module), (1, 2), strict=True):
+            node.meta["recompute"] = tag
+        assert applied(pattern, module) == 1
+        tags = {node.target.overloadpacket.__name__: node.meta["recompute"] for node in calls(module)}
+        assert tags == {"add": 1, "sin": 1, "cos": 2}
+
     def test_sizes_that_vary(self) -> None:
         """Registered on fixed sizes, found where they vary; reading the size is one node that both calls share."""
         mode = FakeTensorMode(shape_env=ShapeEnv())

@@ -1,8 +1,9 @@
 """Puts the calls of a trace in place of what was matched, after autograd.
 
-The new calls stand right before the first end of the match and keep the values of the trace; where the user's line, the
-recomputation or other metadata is missing, they take it from the end that they replace. An end that gives several
-values is replaced by as many, through the calls that take it apart. Nothing that was inserted is itself rewired.
+The new calls stand right before the first end of the match and keep the values of the trace; where the user's line or
+other metadata is missing, they take it from an end that they replace. Whether an end is saved or computed again holds
+for all new calls that lead to its result. An end that gives several values is replaced by as many, through the calls
+that take it apart. Nothing that was inserted is itself rewired.
 """
 
 from __future__ import annotations
@@ -67,9 +68,10 @@ def splice(match: Match, module: GraphModule, inputs: Sequence[Any]) -> list[Nod
         return reason
     made = _copy_calls(place, max(ends), module, inputs)
     new = {copy for node, copy in made.items() if node.op != "placeholder"}
-    for end, result in zip(match.ends, _per_end(match.ends, results), strict=True):
-        if end is not None:
-            _replace(end, result, made, new)
+    by_end = [pair for pair in zip(match.ends, _per_end(match.ends, results), strict=True) if pair[0] is not None]
+    _mark(by_end, made, new)
+    for end, result in by_end:
+        _replace(end, result, made, new)
     _clean({*match.nodes, *new})
     return sorted(node for node in new if not node._erased)
 
@@ -107,7 +109,6 @@ def _copy_calls(place: Node, last_end: Node, module: GraphModule, inputs: Sequen
     made: dict[Node, Any] = {}
     inherited = {key: place.meta[key] for key in _INHERITED if key in place.meta}
     final = {key: last_end.meta[key] for key in _INHERITED if key in last_end.meta}
-    marks = {key: place.meta[key] for key in _RECOMPUTED if key in place.meta}
     for node, given in zip(module.graph.find_nodes(op="placeholder"), inputs, strict=True):
         made[node] = _size_node(place, given, inputs) if isinstance(given, str) and node.users else given
     for node in module.graph.nodes:
@@ -120,7 +121,7 @@ def _copy_calls(place: Node, last_end: Node, module: GraphModule, inputs: Sequen
             target = _adopt(place.graph, module, node.target) if node.op == "get_attr" else node.target
             made[node] = place.graph.create_node(node.op, target, args, kwargs)
         origin = final if is_late else inherited
-        made[node].meta = {**origin, **node.meta, **marks}
+        made[node].meta = {**origin, **node.meta}
     return made
 
 
@@ -177,6 +178,21 @@ def _unlike(ends: Sequence[Node | None], results: list[Any]) -> str | None:
         if reason := differs(end.name, before, after):
             return reason
     return None
+
+
+def _mark(by_end: Sequence[tuple[Node, Any]], made: dict[Node, Any], new: set[Node]) -> None:
+    """New calls are recomputed as the end is that they lead to; the first that is marked, if there are several."""
+    marked: set[Node] = set()
+    for end, result in by_end:
+        marks = {key: end.meta[key] for key in _RECOMPUTED if key in end.meta}
+        parts = result if isinstance(result, list) else [result]
+        waiting: list[Any] = [made.get(part) for part in parts] if marks else []
+        while waiting:
+            node = waiting.pop()
+            if node in new and node not in marked:
+                marked.add(node)
+                node.meta |= marks
+                waiting += node.all_input_nodes
 
 
 def _replace(end: Node, result: Any, made: dict[Node, Any], new: set[Node]) -> None:
