@@ -136,6 +136,65 @@ class TestExpressions:
         assert match is not None
         assert match["index"] == (0, 1)
 
+    @pytest.mark.parametrize("last", ["aten.sub.Tensor(cat, {})", "aten.sub.Tensor({}, cat)"])
+    def test_a_name_inside_and_outside_of_repetitions_is_one_value(self, last: str) -> None:
+        """Whichever of them is met first. In the first product it may be either factor."""
+        cat = op(aten.cat.default, Each(op(aten.mul.Tensor, A, B)))
+        pattern = op(aten.sub.Tensor, cat, B) if last.endswith("{})") else op(aten.sub.Tensor, B, cat)
+        for one, two, end, fits in (
+            ("b, x", "y, b", "b", True),
+            ("x, b", "y, c", "b", False),
+            ("x, c", "y, c", "b", False),
+        ):
+            module = graph(
+                f"one = aten.mul.Tensor({one})\ntwo = aten.mul.Tensor({two})\ncat = aten.cat.default([one, two])\n"
+                f"sub = {last.format(end)}\nreturn (sub,)",
+                "x: f32[4, 4], y: f32[4, 4], b: f32[4], c: f32[4]",
+            )
+            match = found(pattern, module, "sub")
+            assert (match is not None) is fits
+            if match is not None:
+                assert match["b"] is node(module, "b")
+                assert [entry.name for entry in match["a"]] == ["x", "y"]
+
+    @pytest.mark.parametrize("first", ["hole", "uses"])
+    def test_a_name_inside_and_outside_of_all_uses_is_one_value(self, first: str) -> None:
+        exp = op(aten.exp.default, A, users=None)
+        uses = AllUses(op(aten.mul.Tensor, exp, B, users=None))
+        pattern = op(aten.sub.Tensor, uses, B) if first == "uses" else op(aten.sub.Tensor, B, uses)
+        for factor, end, fits in (("b", "b", True), ("c", "b", False), ("b", "c", False)):
+            operands = f"one, {end}" if first == "uses" else f"{end}, one"
+            module = graph(
+                f"exp = aten.exp.default(x)\none = aten.mul.Tensor(exp, b)\ntwo = aten.mul.Tensor(exp, {factor})\n"
+                f"sub = aten.sub.Tensor({operands})\nreturn (sub, two)",
+                "x: f32[4, 4], b: f32[4], c: f32[4]",
+            )
+            assert bool(found(pattern, module, "sub")) is fits
+
+    @pytest.mark.parametrize("first", ["list", "hole"])
+    def test_alone_inside_and_outside_of_repetitions(self, first: str) -> None:
+        alone, other = Hole("a", alone=True), Hole("b", alone=True)
+        cat = op(aten.cat.default, Each(op(aten.sin.default, other)))
+        pattern = op(aten.sub.Tensor, *((cat, alone) if first == "list" else (alone, cat)))
+        for end, fits in (("b", True), ("x", False), ("y", False)):
+            operands = f"cat, {end}" if first == "list" else f"{end}, cat"
+            module = graph(
+                "one = aten.sin.default(x)\ntwo = aten.sin.default(y)\ncat = aten.cat.default([one, two])\n"
+                f"sub = aten.sub.Tensor({operands})\nreturn (sub,)",
+                "x: f32[1], y: f32[1], b: f32[1]",
+            )
+            assert bool(found(pattern, module, "sub")) is fits
+
+    def test_alone_in_one_repetition_and_the_next(self) -> None:
+        """The same name may hold a node again; another may not."""
+        pattern = op(aten.cat.default, Each(op(aten.sub.Tensor, Hole("a", alone=True), Hole("b", alone=True))))
+        for two, fits in (("x, y", True), ("y, x", False)):
+            module = graph(
+                f"one = aten.sub.Tensor(x, y)\ntwo = aten.sub.Tensor({two})\ncat = aten.cat.default([one, two])\n"
+                "return (cat,)"
+            )
+            assert bool(found(pattern, module, "cat")) is fits
+
     def test_several_ends(self) -> None:
         body = "exp = aten.exp.default(x)\ntotal = aten.sum.default(exp)\nratio = aten.div.Tensor(exp, total)\n"
         module = graph(body + "return (total, ratio)")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch.fx import Node
 
 from ferrite.graph.arguments import Parameter, bind, kind, signature, times_read
-from ferrite.graph.pattern.nodes import AllUses, Anything, Each, Hole, Op, Several, Size, inside
+from ferrite.graph.pattern.nodes import AllUses, Anything, Each, Hole, Op, Several, Size, holes, inside
 from ferrite.graph.values import value_of
 
 _COMMUTE = ("add", "mul")
@@ -49,13 +49,13 @@ class _State:
     names: Mapping[str, Any] = field(default_factory=dict)
     calls: Mapping[int, Node] = field(default_factory=dict)
     nodes: tuple[Node, ...] = ()
-    alone: tuple[Any, ...] = ()
+    alone: tuple[tuple[str, Any], ...] = ()  # names that share no value, and what they hold
 
     def bound(self, pattern: Op, node: Node) -> _State:
         return _State(self.names, {**self.calls, id(pattern): node}, (*self.nodes, node), self.alone)
 
     def named(self, name: str, value: Any, alone: bool) -> _State:
-        held = (*self.alone, value) if alone else self.alone
+        held = (*self.alone, (name, value)) if alone else self.alone
         return _State({**self.names, name: value}, self.calls, self.nodes, held)
 
 
@@ -144,7 +144,7 @@ class _Matcher:
             else:
                 self._say(name, lambda: f"{name} is {state.names[name]!r} already, not {value!r}")
             return
-        if alone and any(held is value for held in state.alone):
+        if alone and any(held is value and other != name for other, held in state.alone):
             self._say(name, lambda: f"{value!r} has another name already")
             return
         yield state.named(name, value, alone)
@@ -173,32 +173,57 @@ class _Matcher:
     def _each(self, pattern: Each, value: Any, state: _State) -> Iterator[_State]:
         if not isinstance(value, (list, tuple)):
             return
-        collected, current = [], state
-        for element in value:
-            found = next(self._value(pattern.pattern, element, _fresh(current, pattern.pattern)), None)
-            if found is not None:
-                collected.append(found.names)
-                current = _State(state.names, found.calls, found.nodes)
-            elif not pattern.partial:
+        own = self._own_names(pattern)
+        for place, element in enumerate(value):
+            matched = False
+            # What the first one binds for all is tried in every way; the others then have little choice.
+            for first in self._value(pattern.pattern, element, _fresh(state, pattern.pattern, own)):
+                matched = True
+                collected, current = [first.names], first
+                for other in value[place + 1 :]:
+                    found = next(self._value(pattern.pattern, other, _fresh(current, pattern.pattern, own)), None)
+                    if found is not None:
+                        collected.append(found.names)
+                        current = found
+                    elif not pattern.partial:
+                        break
+                else:
+                    yield from self._gathered(state, current, own, collected)
+            if matched or not pattern.partial:
                 return
-        if collected:
-            yield _gathered(state, current, collected)
 
     def _all_uses(self, pattern: AllUses, value: Any, state: _State) -> Iterator[_State]:
-        for first in self._op(pattern.pattern, value, _fresh(state, pattern.pattern)):
+        own = self._own_names(pattern)
+        for first in self._op(pattern.pattern, value, _fresh(state, pattern.pattern, own)):
             producer = next((first.calls[id(part)] for part in pattern.pattern.args if id(part) in first.calls), None)
             if producer is None:
                 return
-            collected, current = [], _State(state.names, first.calls, first.nodes)
+            collected, current = [], first
             for user in sorted(producer.users):
-                found = next(self._op(pattern.pattern, user, _fresh(current, pattern.pattern, producer)), None)
+                found = next(self._op(pattern.pattern, user, _fresh(current, pattern.pattern, own, producer)), None)
                 if found is None:
                     self._say("all_uses", partial("{!r} reads {!r} in another way".format, user, producer))
                     break
                 collected.append(found.names)
-                current = _State(state.names, found.calls, found.nodes)
+                current = found
             else:
-                yield _gathered(state, current, collected)
+                yield from self._gathered(state, current, own, collected)
+
+    def _own_names(self, repeated: Each | AllUses) -> frozenset[str]:
+        """The holes that hold one value for each repetition: those that stand nowhere else."""
+        return frozenset(holes(repeated.pattern)).difference(holes(self._pattern, but=repeated))
+
+    def _gathered(
+        self, outer: _State, current: _State, own: frozenset[str], collected: list[Mapping[str, Any]]
+    ) -> Iterator[_State]:
+        """After all repetitions: what is one for all, and of the others one value for each."""
+        names = {name: value for name, value in current.names.items() if name not in own}
+        names |= {name: tuple(each[name] for each in collected) for name in collected[0] if name in own}
+        for name in own & outer.names.keys():
+            if not _same_constant(outer.names[name], names[name]):
+                self._say(name, partial("{} is {!r} already, not {!r}".format, name, outer.names[name], names[name]))
+                return
+        yield replace(current, names=names)
 
     def _say(self, where: str, text: Callable[[], str]) -> None:
         if self._note is not None:
@@ -293,16 +318,11 @@ def _size_text(value: Any) -> str | None:
     return str(found) if isinstance(found, (int, torch.SymInt)) else None
 
 
-def _fresh(state: _State, pattern: Any, keep: Node | None = None) -> _State:
-    """A state for one of several repetitions: names anew, and calls that belong to one repetition alone."""
-    own = {id(part) for part in inside(pattern) if isinstance(part, Op) and (part is pattern or part.users == 1)}
-    calls = {key: node for key, node in state.calls.items() if key not in own or node is keep}
-    return _State({}, calls, state.nodes)
-
-
-def _gathered(outer: _State, current: _State, collected: list[Mapping[str, Any]]) -> _State:
-    names = {name: tuple(each.get(name) for each in collected) for name in collected[0]}
-    return _State({**outer.names, **names}, current.calls, current.nodes)
+def _fresh(state: _State, pattern: Any, own: frozenset[str], keep: Node | None = None) -> _State:
+    """A state for one of several repetitions: without the names and the calls that belong to one repetition alone."""
+    single = {id(part) for part in inside(pattern) if isinstance(part, Op) and (part is pattern or part.users == 1)}
+    calls = {key: node for key, node in state.calls.items() if key not in single or node is keep}
+    return replace(state, names={name: value for name, value in state.names.items() if name not in own}, calls=calls)
 
 
 def _anchors(output: Op, state: _State) -> Iterator[tuple[Node, int]]:

@@ -25,8 +25,8 @@ class Anything:
 
 @dataclass(frozen=True, eq=False)
 class Hole:
-    """Matches whatever stands there and gives it a name; the same name twice is the same value. With `alone`, no other
-    hole that is alone may hold the same node.
+    """Matches whatever stands there and gives it a name; the same name twice is the same value. With `alone`, a hole of
+    another name that is alone may not hold the same node.
 
     text:  a        alone('a')
     """
@@ -63,8 +63,8 @@ class Op:
 
 @dataclass(frozen=True, eq=False)
 class Each:
-    """A list all of whose elements match `pattern`, at least one; holes inside hold one value for each. With `partial`
-    elements that do not match are passed over.
+    """A list all of whose elements match `pattern`, at least one; holes inside hold one value for each, but a name that
+    also stands outside is one value for all. With `partial` elements that do not match are passed over.
 
     text:  each(aten.getitem(split, _))
     """
@@ -76,7 +76,7 @@ class Each:
 @dataclass(frozen=True, eq=False)
 class AllUses:
     """A call that matches `pattern`, as does every other reader of what it reads first; holes inside hold one value for
-    each reader.
+    each reader, but a name that also stands outside is one value for all.
 
     text:  all_uses(operator.getitem(split, _))
     """
@@ -112,8 +112,10 @@ def ends_of(pattern: Any) -> list[Op]:
     return [pattern]
 
 
-def inside(pattern: Any) -> Iterator[Any]:
-    """A pattern and everything in it, outermost first."""
+def inside(pattern: Any, but: Any = None) -> Iterator[Any]:
+    """A pattern and everything in it, outermost first, `but` for one part of it."""
+    if but is not None and pattern is but:
+        return
     yield pattern
     parts: list[Any] = []
     match pattern:
@@ -128,8 +130,8 @@ def inside(pattern: Any) -> Iterator[Any]:
         case dict():
             parts = list(pattern.values())
     for part in parts:
-        yield from inside(part)
+        yield from inside(part, but)
 
 
-def holes(pattern: Any) -> list[str]:
-    return list(dict.fromkeys(part.name for part in inside(pattern) if isinstance(part, Hole)))
+def holes(pattern: Any, but: Any = None) -> list[str]:
+    return list(dict.fromkeys(part.name for part in inside(pattern, but) if isinstance(part, Hole)))
