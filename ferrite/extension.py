@@ -38,6 +38,7 @@ from ferrite.graph.names import name_of
 from ferrite.graph.order import sort_nodes
 from ferrite.graph.pattern.check import Check
 from ferrite.graph.pattern.check import if_option as if_option
+from ferrite.graph.pattern.table import may_stand_in
 from ferrite.graph.pattern.traced import TracedPattern
 from ferrite.graph.snapshot import Snapshot, changed_nodes, take
 from ferrite.graph.text import show_type
@@ -76,9 +77,11 @@ class UserPass:
 
     def __call__(self, graph: Graph) -> int:
         where = f"{self.stage}.{self.name}"
-        before = take(graph)
         facts = ledger_of(graph).facts
         try:
+            if isinstance(self.function, _PatternPass) and not may_stand_in(graph, self.function.pattern.pattern):
+                return 0
+            before = take(graph)
             told = self.function(graph)
             sort_nodes(graph)
             edited = changed_nodes(graph, before)
@@ -103,6 +106,12 @@ class UserPass:
             refresh(graph.owning_module, before)
         if reason := _gives_something_else(graph, before):
             raise ValueError(reason)
+
+    def pattern_text(self) -> str:
+        """What a registered pattern looks for, as a text to keep: `register_pattern` takes it as `text`."""
+        if not isinstance(self.function, _PatternPass):
+            raise TypeError(f"{self.name} is a pass, not a pattern")
+        return self.function.pattern.serialised()
 
     def digest(self) -> str:
         """Of everything that the pass does: its `uuid()`, or its code and what that holds and reads. The same in every
@@ -161,7 +170,8 @@ class _PatternPass:
 
     def uuid(self) -> str:
         parts = (self.pattern.search, self.pattern.replacement, self.pattern.extra_check, self.pattern.lowering)
-        settings = f"{dict(self.pattern.scalars)} {self.pattern.joint} {[*map(_like, self.pattern.inputs)]}"
+        held = (dict(self.pattern.scalars), self.pattern.joint, [*map(_like, self.pattern.inputs)], self.pattern.text)
+        settings = " ".join(map(repr, held))
         return f"{self.pattern.name} {[_identity(part) for part in parts]} {settings}"
 
 
@@ -179,6 +189,7 @@ def register_pattern(
     skip_duplicates: bool = False,
     joint: bool = False,
     lowering: Callable[..., Any] | None = None,
+    text: str | None = None,
 ) -> UserPass:
     """Put `replacement` wherever `search` stands in a graph; also a context manager.
 
@@ -192,14 +203,18 @@ def register_pattern(
     it is called as `search` is, with tensors of `ferrite.lower.value`, and gives what a row of the table of lowerings
     gives. If it raises `Unsupported`, the calls of `search` run.
 
+    `text` is the pattern as `pattern_text` of an earlier registration gives it: with it nothing is traced before there
+    is a candidate. Whoever keeps one compares it with a new one in a test.
+
     A pattern that is looked for already is an error, or not registered again with `skip_duplicates`. To tell, patterns
     of one stage with equally many parameters are traced here; any other is not traced before a graph is searched.
     """
     known = name or search.__name__
     if known == "<lambda>":
         known = f"pattern_{sum(isinstance(entry.function, _PatternPass) for entry in registry.registered)}"
+    numbers = scalars or {}
     pattern = TracedPattern(
-        known, search, replacement, example_inputs, stage, extra_check, scalars or {}, joint=joint, lowering=lowering
+        known, search, replacement, example_inputs, stage, extra_check, numbers, text, joint=joint, lowering=lowering
     )
     run = _PatternPass(pattern)
     if (other := _equal_pattern(pattern)) is not None:

@@ -359,6 +359,52 @@ class TestLazy:
         assert pattern.apply(graph(PRODUCT.format("mm, b")).graph) == 1
         assert len(calls) == 2  # the search and the replacement, on the real sizes
 
+    def test_a_registered_text_is_used_and_kept_in_the_key(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def search(a: Any, b: Any, c: Any) -> Any:
+            return torch.mm(a, b) + c
+
+        inputs = [torch.randn(2, 3), torch.randn(3, 4), torch.randn(4)]
+        register = partial(register_pattern, search, lambda a, b, c: torch.addmm(c, a, b), inputs)
+        with register() as plain:
+            text, without = plain.pattern_text(), digest()
+        assert text == "return users(None, aten.add.Tensor(aten.mm.default(a, b), c))\n"
+        calls = []
+        real = tracing.make_fx
+        monkeypatch.setattr(tracing, "make_fx", lambda *a, **k: calls.append(1) or real(*a, **k))
+        with register(text=text) as kept:
+            assert digest() != without
+            assert kept(graph("mul = aten.mul.Tensor(x, x)\nadd = aten.add.Tensor(mul, x)\nreturn (add,)").graph) == 0
+            assert calls == []
+            assert kept(graph(PRODUCT.format("mm, b")).graph) == 1
+            assert len(calls) == 2
+
+    def test_a_text_of_another_pattern_is_refused(self) -> None:
+        with pytest.raises(ValueError, match="speaks of a, d, and the function of a; it may be out of date"):
+            register_pattern(
+                lambda a: a.sin(), lambda a: a, [torch.randn(2)], text="return aten.mul.Tensor(a, d)\n", name="one"
+            )
+        with pytest.raises(TypeError, match="mine is a pass"), ferrite.register_pass("joint", len, name="mine") as mine:
+            mine.pattern_text()
+
+    @pytest.mark.parametrize("stage", ["pre_grad", "post_grad"])
+    def test_a_graph_without_its_last_op_is_not_walked(self, stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """By target after autograd, by kind before; alternatives and packets as well."""
+        seen = []
+        real = PatternTable.candidates
+        monkeypatch.setattr(PatternTable, "candidates", lambda *a: seen.append(1) or real(*a))
+        module = graph("sin = aten.sin.default(x)\nreturn (sin,)", "x: f32[4]")
+        with register_pattern(lambda x: x.sin().tanh(), lambda x: x, [torch.randn(2)], stage=stage) as entry:
+            assert entry(module.graph) == 0
+            assert seen == []
+        present = ([aten.cos.default, aten.sin.default], aten.sin, "sin")
+        absent = ([aten.cos.default, aten.tan.default], aten.cos, "cos")
+        for target, visited in (*((one, True) for one in present), *((one, False) for one in absent)):
+            seen.clear()
+            table = PatternTable()
+            table.add("one", op(target, Hole("x")), lambda match: None)
+            assert table.apply(module.graph) == int(visited)
+            assert bool(seen) is visited
+
     def test_registration_traces_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(tracing, "make_fx", lambda *a, **k: pytest.fail("traced"))
         with register_pattern(lambda x: x.sin(), lambda x: x.cos(), [torch.randn(2)]):

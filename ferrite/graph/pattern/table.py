@@ -15,7 +15,7 @@ from typing import Any
 from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
-from ferrite.graph.arguments import kind
+from ferrite.graph.arguments import find, kind
 from ferrite.graph.ledger import ledger_of
 from ferrite.graph.pattern.check import Check, objection
 from ferrite.graph.pattern.match import Match, find_match
@@ -85,7 +85,7 @@ class PatternTable:
 
     def apply(self, graph: Graph, explain: Explain | None = None) -> int:
         """Look for every pattern once; gives how many were applied."""
-        if not self.entries:
+        if not any(may_stand_in(graph, entry.pattern) for entry in self.entries):
             return 0
         regions, applied = Regions(graph), 0
         ledger = ledger_of(graph)
@@ -120,6 +120,15 @@ class PatternTable:
             ledger_of(node.graph).refuse((node.name,), answer)
             return answer
         return "was found and left alone" if answer is False else None
+
+
+def may_stand_in(graph: Graph, pattern: Op | Several) -> bool:
+    """Whether a graph has a call that a search for the pattern would look at. FX keeps calls by what they call: that
+    index serves all patterns, and no node is visited."""
+    calls = graph._find_nodes_lookup_table.table
+    keys = list(_keys(ends_of(pattern)[0]))
+    kinds = [key[1] for key in keys if isinstance(key, tuple)]
+    return any(calls.get(("call_function", key)) for key in keys) or (bool(kinds) and bool(find(graph, *kinds)))
 
 
 def _to_log(names: tuple[str, ...]) -> Explain:

@@ -26,7 +26,7 @@ from ferrite.graph.pattern.lowering import Lowering, as_call
 from ferrite.graph.pattern.match import Match, find_match
 from ferrite.graph.pattern.nodes import Op, Several, holes
 from ferrite.graph.pattern.splice import splice, varying_sizes
-from ferrite.graph.pattern.table import Explain, PatternTable
+from ferrite.graph.pattern.table import Explain, PatternTable, may_stand_in
 from ferrite.graph.pattern.text import parse_pattern, show_pattern
 from ferrite.graph.pattern.trace import (
     parameter_names,
@@ -72,6 +72,14 @@ class TracedPattern:
             raise ValueError(f"{self.name} needs a replacement, or a function that lowers it")
         if self.lowering is not None and self.stage != "post_grad":
             raise ValueError(f"{self.name} is lowered by a function: it needs the stage post_grad")
+        if self.text is not None:
+            self._check_text(holes(self.pattern), parameter_names(self.search))
+
+    def _check_text(self, found: list[str], names: list[str]) -> None:
+        tangents = _tangents(len(found)) if self.joint else []
+        if set(found).difference(tangents) != set(names):
+            says = f"speaks of {', '.join(found)}, and the function of {', '.join(names)}"
+            raise ValueError(f"the text of the pattern {self.name} {says}; it may be out of date")
 
     def _check_parameters(self) -> None:
         names = parameter_names(self.search)
@@ -104,6 +112,8 @@ class TracedPattern:
 
     def apply(self, graph: Graph, explain: Explain | None = None) -> int:
         """Replace it everywhere in a graph; gives how often."""
+        if not may_stand_in(graph, self.pattern):
+            return 0
         self._traces.clear()  # their values belong to the mode of one graph
         table = PatternTable()
         if self.stage == "pre_grad":
