@@ -15,20 +15,26 @@ def sort_nodes(graph: Graph) -> int:
     """Order the graph; gives how many nodes moved. A cycle is an error."""
     placed: set[Node] = set()
     waiting: dict[Node, list[Node]] = {}  # for a node that is not placed yet, those that wait for it
+    missing: dict[Node, int] = {}  # how many a node still waits for
     order: list[Node] = []
     moved = 0
     for first in list(graph.nodes):
+        later = [source for source in first.all_input_nodes if source not in placed]
+        if later:
+            moved += 1
+            missing[first] = len(later)
+            for source in later:
+                waiting.setdefault(source, []).append(first)
+            continue
         ready = [first]
         while ready:
             node = ready.pop()
-            if not placed.issuperset(node.all_input_nodes):
-                missing = next(source for source in reversed(node.all_input_nodes) if source not in placed)
-                waiting.setdefault(missing, []).append(node)
-                moved += node is first
-                continue
             placed.add(node)
             order.append(node)
-            ready += reversed(waiting.pop(node, ()))
+            for reader in reversed(waiting.pop(node, ())):
+                missing[reader] -= 1
+                if not missing[reader]:
+                    ready.append(reader)
     if waiting:
         nodes = set(graph.nodes)
         for source, readers in waiting.items():
