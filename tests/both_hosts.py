@@ -38,8 +38,8 @@ def both_hosts(found: list[str] | None = None) -> Iterator[list[str]]:
             run = load(compiled)
             if compiled._alive is not None:  # it is a native program
                 python = _in_python(compiled, load)
-                compiled.run = _both(compiled, run, python, compared, found)
-                compiled.body = _both(compiled, compiled.body, python, compared, found)
+                compiled.run = in_both(compiled, run, python, compared, found)
+                compiled.body = in_both(compiled, compiled.body, python, compared, found)
         return load(compiled)
 
     with mock.patch.object(CompiledGraph, "load", load_both):
@@ -51,7 +51,11 @@ def _in_python(compiled: CompiledGraph, load: Callable[[CompiledGraph], Run]) ->
     return load(CompiledGraph(compiled.program, compiled.constants, facts, compiled.stored, compiled.built))
 
 
-def _both(compiled: CompiledGraph, native: Run, python: Run, compared: list[str], found: list[str] | None) -> Run:
+def in_both(
+    compiled: CompiledGraph, native: Run, python: Run, compared: list[str], found: list[str] | None = None
+) -> Run:
+    """A function that runs both, compares them, and gives what the native one gave."""
+
     def run(args: list[Any]) -> Any:
         given, copies = list(args), list(map(Copier(), args))
         before = torch.get_rng_state()

@@ -20,7 +20,8 @@ What the graph's module holds stands above the graph, a line each, with its type
 
 The folder names the stage: `post_grad` (and its sisters) run the named graph passes, `host` goes on to a host
 program, and `python` to the code that runs. `pytest --bless` rewrites the lower half. Both halves are also executed
-on random data, and must agree: every golden is a correctness test as well.
+on random data, and must agree: every golden is a correctness test as well. Host programs run by the oracle and, as
+machine code, in both executions.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ import torch.ao.quantization.fx._decomposed  # the ops that goldens of quantisin
 from torch.fx import GraphModule, Interpreter, Node
 
 from ferrite.artifact.compiled import CompiledGraph, Facts
+from ferrite.artifact.kernels import kernels_of
+from ferrite.artifact.native_host import assemble
 from ferrite.graph.joint import JOINT
 from ferrite.graph.post_grad import MUTATE, POST_GRAD, PREPARE
 from ferrite.graph.pre_grad import PASSES as PRE_GRAD
@@ -51,6 +54,7 @@ from ferrite.lower.graph import EVERYTHING_IN_EAGER, Rules, constant_nodes, lowe
 from ferrite.options import Options
 from ferrite.passes import edit
 from ferrite.report.record import GraphRecord
+from tests.both_hosts import in_both
 
 HERE = Path(__file__).parent
 SEPARATOR = "---- after\n"
@@ -72,6 +76,7 @@ class Outcome:
     text: str
     run: Callable[..., Any]
     exact: bool = True  # the same kernels as eager, so the same bits
+    program: HostProgram | None = None  # of the stages that make one
 
 
 def run_before_autograd(module: GraphModule, names: list[str]) -> Outcome:
@@ -102,27 +107,41 @@ def host_program(module: GraphModule, rules: Rules = EVERYTHING_IN_EAGER) -> Hos
     return plan_all(lowered, "program", constants)
 
 
-def compiled(program: HostProgram) -> CompiledGraph:
-    return CompiledGraph(program, {}, Facts(0, "inference", (), (), ("cpu",), {}, 0.0, "oracle", "python"))
+def compiled(program: HostProgram, executor: str = "oracle") -> CompiledGraph:
+    return CompiledGraph(program, {}, Facts(0, "inference", (), (), ("cpu",), {}, 0.0, executor, "python"))
+
+
+def run_natively(program: HostProgram, inputs: list[Any]) -> Any:
+    """Machine code for its kernels, in both executions of the program, which must give the same bits. A program without
+    kernels is assembled as well, which the pipeline does not do: it would be no faster."""
+    python = compiled(program, "native")
+    run = python.load()
+    assert not python.refused
+    compared: list[str] = []
+    native = assemble(program, {}, kernels_of(python.kernels, "native", python.built))
+    results = in_both(python, native.function, run, compared)(inputs)
+    assert compared
+    return results
 
 
 def run_lower(module: GraphModule, names: list[str]) -> Outcome:
     program = host_program(module, Rules(use_rows=True, own_products="products" in names))
     text = show_program(program)
     assert parse_program(text) == program
-    return Outcome(text, lambda *inputs: compiled(program)(list(inputs)), exact=False)
+    return Outcome(text, lambda *inputs: compiled(program)(list(inputs)), exact=False, program=program)
 
 
 def run_host(module: GraphModule, names: list[str]) -> Outcome:
     program = host_program(module)
     text = show_program(program)
     assert parse_program(text) == program
-    return Outcome(text, lambda *inputs: compiled(program)(list(inputs)))
+    return Outcome(text, lambda *inputs: compiled(program)(list(inputs)), program=program)
 
 
 def run_python(module: GraphModule, names: list[str]) -> Outcome:
-    made = compiled(host_program(module))
-    return Outcome(made.code.source, lambda *inputs: made(list(inputs)))
+    program = host_program(module)
+    made = compiled(program)
+    return Outcome(made.code.source, lambda *inputs: made(list(inputs)), program=program)
 
 
 STAGES: dict[str, Callable[[GraphModule, list[str]], Outcome]] = {
@@ -181,15 +200,18 @@ def parse(text: str, held: list[str]) -> GraphModule:
 
 
 def assert_same_results(module: GraphModule, outcome: Outcome) -> None:
-    given, taken = random_inputs(module), random_inputs(module)
+    given = random_inputs(module)
     torch.manual_seed(0)
     expected = Interpreter(module).run(*given)
-    torch.manual_seed(0)
-    found = outcome.run(*taken)
     # The oracle rounds sums and special functions once, from double precision: at least as near as eager.
     tolerance = {"rtol": 0.0, "atol": 0.0} if outcome.exact else {}
-    torch.testing.assert_close(found, expected, equal_nan=True, check_stride=True, **tolerance)
-    torch.testing.assert_close(taken, given, equal_nan=True, check_stride=True, **tolerance)
+    program = outcome.program
+    for run in (outcome.run, *([] if program is None else [lambda *inputs: run_natively(program, list(inputs))])):
+        taken = random_inputs(module)
+        torch.manual_seed(0)
+        found = run(*taken)
+        torch.testing.assert_close(found, expected, equal_nan=True, check_stride=True, **tolerance)
+        torch.testing.assert_close(taken, given, equal_nan=True, check_stride=True, **tolerance)
 
 
 def random_inputs(module: GraphModule) -> list[Any]:

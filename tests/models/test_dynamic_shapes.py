@@ -11,7 +11,7 @@ from torch.optim import SGD
 from bench.zoo import ZOO, Entry, Inputs
 from tests.models.against_eager import Probe, compare, infer, train
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("in_both_executions")]
 
 # Batch size and length of each call. Lengths that the architecture fixes (positions of image patches, steps of a loop
 # written in Python) stay the same.

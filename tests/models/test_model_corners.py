@@ -23,6 +23,8 @@ from tests.models.against_eager import (
     widen,
 )
 
+pytestmark = pytest.mark.usefixtures("in_both_executions")
+
 
 def named_entry(*names: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("entry", [pytest.param(ZOO[name], id=name) for name in names])
