@@ -23,6 +23,7 @@ from ferrite.graph.check import check_graph
 from ferrite.graph.describe import device_types, mutated_inputs, output_strides, shared_memory
 from ferrite.graph.eager_strides import correct_strides
 from ferrite.graph.joint import JOINT
+from ferrite.graph.ledger import keep_ledger
 from ferrite.graph.order import sort_nodes
 from ferrite.graph.post_grad import MUTATE, POST_GRAD, PREPARE
 from ferrite.graph.post_grad.emit_deferred_asserts import emit_deferred_asserts
@@ -154,11 +155,15 @@ def edit_post_grad(module: GraphModule, inputs: Inputs, options: Options, record
     note_output_strides(module.graph, keep=options.keep_output_stride)
     prepare = PREPARE if options.runtime_asserts else tuple(run for run in PREPARE if run is not emit_deferred_asserts)
     edit(module, "post_grad", prepare, options, record)
-    adopted = adopt_inputs(module.graph, inputs.values)
+    with keep_ledger(module.graph, "adopt_inputs") as ledger:
+        adopted = adopt_inputs(module.graph, inputs.values)
+    record.decisions += ledger.decisions
     before = {member: take(member.graph) for _, member in family(module)}
     if edit(module, "post_grad", with_user_passes("post_grad", POST_GRAD), options, record) or adopted:
         refresh(module, before[module], before)
-        restore_output_strides(module.graph)
+        with keep_ledger(module.graph, "restore_output_strides") as ledger:
+            restore_output_strides(module.graph)
+        record.decisions += ledger.decisions
     edit(module, "post_grad", MUTATE, options, record)
 
 

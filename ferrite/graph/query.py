@@ -39,6 +39,15 @@ def tensors(node: Node) -> Iterator[torch.Tensor]:
         yield from (leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
 
 
+def bytes_of(node: Node) -> int:
+    """Of the first tensor that a node gives; a size that is a symbol counts as what it was in the trace."""
+    value = next(tensors(node), None)
+    if value is None:
+        return 0
+    count = value.numel()
+    return value.element_size() * (count if isinstance(count, int) else count.node.hint or 0)
+
+
 def written_arguments(node: Node) -> list[Node]:
     """The arguments that a call writes to, by the schema of its op."""
     schema = getattr(node.target, "_schema", None)

@@ -1,9 +1,10 @@
 """Values that come to lie otherwise in memory, and everything behind them in the graph.
 
-`relayout` walks a graph once. A caller may ask that an operand has a memory format: a copy is inserted, one for all who
-ask for it. Whatever reads a value that moved gets a new fake value, and may move too. An op that may look at strides
-(a custom op, a function that control flow calls, `as_strided`, attention) is handed a copy that lies as the trace had
-it.
+`relayout` walks a graph once. A caller may ask that an operand has a memory format, or strides: a copy is inserted, one
+for all who ask for it. Whatever reads a value that moved gets a new fake value, and may move too. An op that may look
+at strides (a custom op, unless its tag says that it does not, a function that control flow calls, `as_strided`,
+attention) is handed a copy that lies as the trace had it; if it writes to that, so does a `copy_` to the original.
+Every copy is a decision `layout copy` in the ledger of the graph.
 
 Note [Follows]
     Sizes and dtypes stay, only strides change. To run an op on fake tensors for that takes 0.2 to 7 ms, so the results
@@ -16,22 +17,24 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
+from torch._library.utils import get_layout_constraint_tag
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 from torch.utils._pytree import tree_map_only
 
-from ferrite.graph.query import is_view
-from ferrite.graph.strides import copy_with_strides, insert, noted_strides, order_of, output_values
+from ferrite.graph.query import is_view, memory_of, written_arguments
+from ferrite.graph.strides import copy_with_strides, insert, note_copy, noted_strides, order_of, output_values
 from ferrite.graph.values import evaluate, fake_mode_of, same_metadata
 
 aten = torch.ops.aten
 
 IMAGES = {4: torch.channels_last, 5: torch.channels_last_3d}  # by rank
-Wanted = Callable[[Node], Mapping[int, torch.memory_format]]
+Wish: TypeAlias = torch.memory_format | tuple[Any, ...]  # a format, or strides
+Wanted: TypeAlias = Callable[[Node], Mapping[Node, Wish]]  # for operands of a node
 
 _STRIDES_MATTER = frozenset({
     aten.as_strided.default, aten.as_strided_.default, aten.as_strided_scatter.default, aten.resize.default,
@@ -40,6 +43,10 @@ _STRIDES_MATTER = frozenset({
     aten._scaled_dot_product_flash_attention_for_cpu.default,
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
     aten.mkldnn_rnn_layer.default, aten.mkldnn_rnn_layer_backward.default,
+    # Gradients that only eager computes: it may have written them for the strides that it sees itself.
+    aten.grid_sampler_2d_backward.default, aten.grid_sampler_3d_backward.default,
+    aten.fractional_max_pool2d_backward.default, aten.fractional_max_pool3d_backward.default,
+    aten._upsample_bilinear2d_aa_backward.default, aten._upsample_bicubic2d_aa_backward.default,
 })  # fmt: skip
 _SAME = frozenset({aten.detach.default, aten.alias.default})
 _FOLLOWS = frozenset({
@@ -59,37 +66,39 @@ _ONCE = frozenset({torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_outp
 
 
 def relayout(graph: Graph, wanted: Wanted | None = None, moved: Mapping[Node, Any] | None = None) -> int:
-    """Give operands the formats that `wanted` names for a node, by position; gives how many copies that took.
+    """Give operands what `wanted` names for a node; gives how many copies were made, those that undo it included.
 
     `moved`: nodes that lie otherwise than the trace had it already, with the value they had.
     """
     walk = _Walk(graph, moved or {})
     exposed = _exposed_views(graph)
-    inserted = 0
     for node in list(graph.nodes):
         if node.op == "output":
             walk.restore_results(node)
         if node.op != "call_function":
             continue
         edited = False
-        for position, wish in (wanted(node) if wanted else {}).items():
-            source = node.args[position]
-            if isinstance(source, Node) and not lies_so(source.meta["val"], wish):
-                inserted += (source, wish) not in walk.copies
-                node.update_arg(position, walk.copy(source, wish, node))
+        for source, wish in (wanted(node) if wanted else {}).items():
+            if not lies_so(source.meta["val"], wish):
+                walk.hand_copy(source, wish, node, f"{node.name} reads {_words(wish)}")
                 edited = True
         touched = [source for source in node.all_input_nodes if source in walk.before]
         if touched and (_looks_at_strides(node) or node in exposed):
+            why = "is a view that the caller sees" if node in exposed else "may look at strides"
             for source in touched:
-                node.replace_input_with(source, walk.copy(source, None, node))
+                walk.hand_copy(source, None, node, f"{node.name} {why}")
         elif touched or edited:
             walk.follow(node)
-    return inserted
+    return walk.made
+
+
+def _words(wish: Wish) -> str:
+    return f"strides {list(wish)}" if isinstance(wish, tuple) else str(wish).removeprefix("torch.").replace("_", " ")
 
 
 class _Walk:
-    """What has moved so far, with the value it had, and the copies that were made: of a node in a format, or, where the
-    format is None, as it lay before."""
+    """What has moved so far, with the value it had, and the copies that were made: of a node as somebody wished, or,
+    where the wish is None, as it lay before."""
 
     def __init__(self, graph: Graph, moved: Mapping[Node, Any]) -> None:
         assert isinstance(graph.owning_module, GraphModule)
@@ -97,17 +106,31 @@ class _Walk:
         self.module = graph.owning_module
         self.mode = fake_mode_of(graph)
         self.before: dict[Node, Any] = dict(moved)
-        self.copies: dict[tuple[Node, torch.memory_format | None], Node] = {}
+        self.copies: dict[tuple[Node, Wish | None], Node] = {}
+        self.made = 0
 
-    def copy(self, source: Node, wish: torch.memory_format | None, reader: Node) -> Node:
+    def copy(self, source: Node, wish: Wish | None, reader: Node, why: str) -> Node:
         if (source, wish) not in self.copies:
             with self.graph.inserting_before(reader):
-                if wish is None:
-                    made = copy_with_strides(self.graph, source, self.before[source].stride())
-                else:
+                if isinstance(wish, torch.memory_format):
                     made = insert(self.graph, aten.clone.default, (source,), {"memory_format": wish})
+                else:
+                    made = copy_with_strides(self.graph, source, wish or self.before[source].stride())
             self.copies[source, wish] = made
+            self.made += 1
+            note_copy(self.graph, source, why)
         return self.copies[source, wish]
+
+    def hand_copy(self, source: Node, wish: Wish | None, reader: Node, why: str) -> None:
+        """Let a node read a copy. What it writes is written to the original as well, and the copy is not read again."""
+        made = self.copy(source, wish, reader, why)
+        is_written = source in written_arguments(reader)
+        reader.replace_input_with(source, made)
+        if is_written:
+            with self.graph.inserting_after(reader):
+                insert(self.graph, aten.copy_.default, (source, made))
+            for known in [key for key in self.copies if memory_of(key[0]) is memory_of(source)]:
+                del self.copies[known]
 
     def follow(self, node: Node) -> None:
         """The node has an operand that moved: so may its result."""
@@ -117,14 +140,15 @@ class _Walk:
             self.before[node] = old
 
     def restore_results(self, output: Node) -> None:
-        """Results that the user sees lie as in eager; here, so that their views share memory with them."""
+        """Results that the user sees lie as in eager; here, so that their views share memory with them. Of a graph that
+        an op runs, all results do."""
         noted = noted_strides(self.graph)
         values = output_values(self.graph)
-        for index, (value, strides) in enumerate(zip(values, noted or (), strict=False)):
-            if strides is not None and value in self.before:
-                values[index] = self.copy(value, None, output)
-        if noted is not None:
-            output.args = (type(output.args[0])(values),)
+        for index, value in enumerate(values):
+            if value in self.before and (noted is None or noted[index] is not None):
+                values[index] = self.copy(value, None, output, "the caller sees it")
+        given = output.args[0]
+        output.args = (type(given)(values) if isinstance(given, (tuple, list)) else values[0],)
 
 
 def _exposed_views(graph: Graph) -> set[Node]:
@@ -146,6 +170,8 @@ def _value(module: GraphModule, node: Node, mode: FakeTensorMode) -> Any:
         return node.args[0].meta["val"]
     if isinstance(node.target, OpOverload) and (node.target in _FOLLOWS or torch.Tag.pointwise in node.target.tags):
         orders = _orders(node)
+        if not orders and node.target is aten.convolution_backward.default:
+            return node.meta["val"]  # only the gradient that it reads has moved
         if orders:
             return tree_map_only(
                 torch.Tensor, lambda value: _in_order(value, orders.get(value.dim()), mode), node.meta["val"]
@@ -155,9 +181,9 @@ def _value(module: GraphModule, node: Node, mode: FakeTensorMode) -> Any:
 
 def _orders(node: Node) -> dict[int, list[int]]:
     """For images of a rank, dimensions from the slowest to the fastest, as the operands of a node lie that are not
-    simply contiguous; of several, the first."""
+    simply contiguous; of several, the first. The backward of a convolution looks at image and weight alone."""
     orders: dict[int, list[int]] = {}
-    for source in node.all_input_nodes:
+    for source in node.args[1:3] if node.target is aten.convolution_backward.default else node.all_input_nodes:
         value = source.meta.get("val")
         if not isinstance(value, torch.Tensor) or value.dim() not in IMAGES or value.layout != torch.strided:
             continue
@@ -207,8 +233,10 @@ def _lie_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
     return all(str(a) == str(b) for size, a, b in steps if str(size) != "1")
 
 
-def lies_so(value: Any, wish: torch.memory_format) -> bool:
-    """Whether a tensor has a memory format already, without asking a size that is a symbol."""
+def lies_so(value: Any, wish: Wish) -> bool:
+    """Whether a tensor lies as wished already, without asking a size that is a symbol."""
+    if isinstance(wish, tuple):
+        return list(map(str, value.stride())) == list(map(str, wish))
     order = [0, *range(2, value.dim()), 1] if wish in IMAGES.values() else range(value.dim())
     step = 1
     for dim in reversed(order):
@@ -222,6 +250,6 @@ def _looks_at_strides(node: Node) -> bool:
     target = node.target
     if not isinstance(target, OpOverload):
         return target is not operator.getitem
-    if target.namespace not in ("aten", "prims"):
-        return torch.Tag.flexible_layout not in target.tags
+    if get_layout_constraint_tag(target) != torch.Tag.flexible_layout:
+        return True
     return target in _STRIDES_MATTER or not _ONCE.isdisjoint(target.tags)

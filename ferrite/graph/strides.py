@@ -18,7 +18,9 @@ from torch._functorch._aot_autograd.descriptors import (
 from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from ferrite.graph.query import output_node
+from ferrite.decisions import Decision
+from ferrite.graph.ledger import ledger_of
+from ferrite.graph.query import bytes_of, output_node
 
 aten = torch.ops.aten
 
@@ -57,6 +59,7 @@ def restore_output_strides(graph: Graph) -> int:
             continue
         with graph.inserting_before(output):
             values[index] = copy_with_strides(graph, node, wanted)
+            note_copy(graph, node, "the caller sees it")
         restored += 1
     if restored:
         output.args = (type(output.args[0])(values),)
@@ -90,6 +93,13 @@ def _strides(node: Any) -> tuple[Any, ...] | None:
 
 def _same(found: tuple[Any, ...] | None, wanted: tuple[Any, ...]) -> bool:
     return found is None or [str(s) for s in found] == [str(s) for s in wanted]
+
+
+def note_copy(graph: Graph, source: Node, why: str) -> None:
+    """Write a copy that is made for the sake of strides into the ledger of a graph."""
+    ledger_of(graph).decisions.append(
+        Decision("layout copy", (source.name,), True, f"{why}; {bytes_of(source):,} bytes")
+    )
 
 
 def copy_with_strides(graph: Graph, node: Node, strides: tuple[Any, ...]) -> Node:

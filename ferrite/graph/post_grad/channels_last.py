@@ -26,7 +26,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from ferrite.decisions import Decision
 from ferrite.graph.ledger import ledger_of
-from ferrite.graph.query import calls, tensors
+from ferrite.graph.query import bytes_of, calls, tensors
 from ferrite.graph.relayout import IMAGES, lies_so, relayout
 from ferrite.graph.strides import noted_strides, output_values
 
@@ -55,20 +55,20 @@ def choose_layout(graph: Graph) -> Decision:
     names = tuple(node.name for node in convolutions)
     if not convolutions:
         return Decision("channels last", names, False, "no convolution that oneDNN does")
-    saved = sum(_bytes(image) for node in convolutions for image in (*_images(node), node))
-    moved = sum(map(_bytes, _copied(graph, set(convolutions))))
+    saved = sum(bytes_of(image) for node in convolutions for image in (*_images(node), node))
+    moved = sum(map(bytes_of, _copied(graph, set(convolutions))))
     reason = f"oneDNN would copy {saved:,} bytes, {moved:,} are copied to have the layout"
     return Decision("channels last", names, moved < saved, reason)
 
 
-def _wanted(node: Node) -> Mapping[int, torch.memory_format]:
+def _wanted(node: Node) -> Mapping[Node, torch.memory_format]:
     """For each image among the operands of a convolution the layout it is to have; nothing for other nodes."""
     if node.target not in CONVOLUTIONS or not torch.backends.mkldnn.enabled or not torch.backends.mkldnn.is_available():
         return {}
     images = [image.meta.get("val") for image in _images(node)]
     if not all(isinstance(value, torch.Tensor) and _is_oneDNN(value) for value in images) or _is_first(node):
         return {}
-    return {position: IMAGES[value.dim()] for position, value in zip(CONVOLUTIONS[node.target], images, strict=True)}
+    return {image: IMAGES[image.meta["val"].dim()] for image in _images(node)}
 
 
 def _is_first(node: Node) -> bool:
@@ -78,7 +78,7 @@ def _is_first(node: Node) -> bool:
     if picture.meta["val"].shape[1] > COLOURS or lies_so(picture.meta["val"], IMAGES[picture.meta["val"].dim()]):
         return False
     result = node if node.target is aten.convolution.default else _images(node)[0]
-    return isinstance(weight, Node) and _bytes(picture) + _bytes(weight) > _bytes(result)
+    return isinstance(weight, Node) and bytes_of(picture) + bytes_of(weight) > bytes_of(result)
 
 
 def _is_oneDNN(value: torch.Tensor) -> bool:
@@ -103,7 +103,7 @@ def _copied(graph: Graph, convolutions: set[Node]) -> list[Node]:
     copied: dict[Node, None] = {}
     for node in graph.nodes:
         if node in convolutions:
-            for image, wish in zip(_images(node), _wanted(node).values(), strict=True):
+            for image, wish in _wanted(node).items():
                 if image not in laid and not lies_so(image.meta["val"], wish):
                     copied[image] = None
             laid.add(node)
@@ -116,12 +116,3 @@ def _copied(graph: Graph, convolutions: set[Node]) -> list[Node]:
 
 def _is_image(node: Node) -> bool:
     return any(value.dim() in IMAGES for value in tensors(node))
-
-
-def _bytes(node: Node) -> int:
-    """Of the first tensor that a node gives; a size that is a symbol counts as what it was in the trace."""
-    value = next(tensors(node), None)
-    if value is None:
-        return 0
-    count = value.numel()
-    return value.element_size() * (count if isinstance(count, int) else count.node.hint or 0)
