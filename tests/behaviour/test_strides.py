@@ -288,3 +288,90 @@ def test_a_custom_op_behind_a_channels_last_convolution_sees_the_strides_of_eage
         function(x)
         torch.compile(function, backend="ferrite", fullgraph=True, options={"strict": True})(x)
     assert Recorder.strides[0] == Recorder.strides[1]
+
+
+# Tags: what an op says about the strides of its operands. Each op below notes those that it is given.
+
+TAGS = ("needs_exact_strides", "needs_fixed_stride_order", "needs_contiguous_strides", "flexible_layout")
+NOTED: list[tuple[int, ...]] = []
+
+
+def noting(tag: str) -> Callable[[Tensor], Tensor]:
+    def body(x: Tensor) -> Tensor:
+        NOTED.append(x.stride())
+        return x.clone()
+
+    op = torch.library.custom_op(f"behaviour_strides::{tag}", body, mutates_args=(), tags=(getattr(torch.Tag, tag),))
+    op.register_fake(torch.empty_like)
+    return op
+
+
+NOTING = {tag: noting(tag) for tag in TAGS}
+
+
+def noted_by(function: Callable[[Tensor], Any], x: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The strides that the op was given in eager and compiled; results and strides that the caller sees are equal."""
+    NOTED.clear()
+    with torch.no_grad():
+        compare(function, x, calls=1, exact=False)
+    assert len(NOTED) == 2
+    return NOTED[0], NOTED[1]
+
+
+@pytest.mark.parametrize("tag", TAGS)
+@pytest.mark.parametrize("name", ["contiguous", "transposed", "expanded", "sliced"])
+def test_what_a_tag_says(tag: str, name: str) -> None:
+    eager, found = noted_by(lambda x: NOTING[tag](LAYOUTS[name](x)) * 2, torch.randn(3, 4, 5))
+    if tag == "needs_contiguous_strides":
+        shape = LAYOUTS[name](torch.randn(3, 4, 5)).shape
+        assert found == torch.empty(shape).stride()
+    else:
+        assert found == eager
+
+
+@pytest.mark.parametrize("tag", TAGS)
+def test_what_a_tag_says_behind_convolutions(tag: str) -> None:
+    """They run channels last, which only an op is shown that does not look."""
+    stem, last = torch.nn.Conv2d(8, 8, 3), torch.nn.Conv2d(8, 8, 3)
+    eager, found = noted_by(lambda x: last(NOTING[tag](stem(x))), torch.randn(2, 8, 12, 12))
+    assert eager == torch.empty(2, 8, 10, 10).stride()
+    assert found == (torch.empty(2, 10, 10, 8).permute(0, 3, 1, 2).stride() if tag == "flexible_layout" else eager)
+
+
+def test_a_custom_op_without_a_tag_has_that_of_pytorchs_setting() -> None:
+    convolutions = torch.nn.Conv2d(8, 8, 3), torch.nn.Conv2d(8, 8, 3)
+    strides = []
+    for default in ("needs_exact_strides", "flexible_layout"):
+        with torch._functorch.config.patch(custom_op_default_layout_constraint=default), torch.no_grad():
+            Recorder.strides.clear()
+            torch._dynamo.reset()
+            function = torch.compile(lambda x: convolutions[1](note(convolutions[0](x))), backend="ferrite")
+            function(torch.randn(2, 8, 12, 12))
+            strides += Recorder.strides
+    assert strides == [(800, 100, 10, 1), (800, 1, 80, 8)]
+
+
+@torch.library.custom_op("behaviour_strides::halve", mutates_args={"x"})
+def halve(x: Tensor) -> None:
+    NOTED.append(x.stride())
+    x.mul_(0.5)
+
+
+def test_an_op_that_writes_behind_convolutions() -> None:
+    stem, last = torch.nn.Conv2d(8, 8, 3), torch.nn.Conv2d(8, 8, 3)
+
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        inner = stem(x)
+        halve(inner)
+        return last(inner), inner + 1
+
+    eager, found = noted_by(function, torch.randn(2, 8, 12, 12))
+    assert eager == found
+
+
+def test_an_op_that_needs_the_strides_of_eager_has_them_behind_a_pass_that_changes_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pipeline, "POST_GRAD", (transpose_every_sum_of_two,))
+    eager, found = noted_by(lambda x: NOTING["needs_exact_strides"](x + 1), torch.randn(3, 4))
+    assert eager == found == (4, 1)

@@ -69,6 +69,19 @@ ROUND_ELSEWHERE = {
 }  # fmt: skip
 
 
+@torch.library.custom_op("golden::needs_contiguous", mutates_args=(), tags=(torch.Tag.needs_contiguous_strides,))
+def needs_contiguous(x: torch.Tensor) -> torch.Tensor:
+    return x.clone()
+
+
+@torch.library.custom_op("golden::halve", mutates_args={"x"}, tags=(torch.Tag.needs_contiguous_strides,))
+def halve(x: torch.Tensor) -> None:
+    x.mul_(0.5)
+
+
+needs_contiguous.register_fake(torch.clone)
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What a stage made: its text, and how to run it on flat inputs."""
