@@ -20,6 +20,7 @@ SCHEMES = ("normal", "serialize")
 EXECUTORS = ("eager", "oracle", "native")
 HOSTS = ("native", "python")
 PRODUCTS = ("loops", "library")
+LAYOUTS = ("auto", "on", "off")
 CACHES = ("on", "off", "read-only", "strict")
 
 # Names with their settings, in order, as a value that does not change.
@@ -98,6 +99,10 @@ class Options:
             "doc": f"what small matrix products of inference become: {', '.join(PRODUCTS)} (others are a library's)"
         },
     )
+    layout: str = field(
+        default="auto",
+        metadata={"doc": f"whether convolutions run channels last: {', '.join(LAYOUTS)} (auto: if less is copied so)"},
+    )
     fallback_random: bool = field(
         default=False,
         metadata={
@@ -134,7 +139,14 @@ MODES: dict[str, dict[str, Any]] = {
 # Options that do not change what is made: no part of what a compiled graph is found by, so that no rewrite may ask.
 WITHOUT_EFFECT = frozenset({"cache", "cache_dir", "cache_megabytes", "debug_dir", "strict", "partitioner"})
 
-_CHOICES = {"compile_mode": SCHEMES, "executor": EXECUTORS, "host": HOSTS, "products": PRODUCTS, "cache": CACHES}
+_CHOICES = {
+    "compile_mode": SCHEMES,
+    "executor": EXECUTORS,
+    "host": HOSTS,
+    "products": PRODUCTS,
+    "layout": LAYOUTS,
+    "cache": CACHES,
+}
 _FIELDS = {entry.name: entry for entry in fields(Options)}
 _KINDS: dict[str, tuple[type, ...]] = {
     "bool": (bool,),

@@ -113,6 +113,26 @@ def test_the_layout_that_is_chosen_for_convolutions_is_not_seen(training: bool, 
     assert taken == ({"forward": True, "backward": True} if training else {"inference": True})
 
 
+@pytest.mark.parametrize("asked", ["on", "off", "auto"])
+def test_a_layout_that_is_asked_for(asked: str) -> None:
+    """A single convolution is not worth two copies, several are worth them."""
+    one = torch.nn.Conv2d(8, 8, 3)
+    for module, chosen in ((one, False), (torch.nn.Sequential(one, torch.nn.Conv2d(8, 8, 3)), True)):
+        torch._dynamo.reset()
+        options = {"strict": True, "cache": "off", "layout": asked}
+        x = torch.randn(2, 8, 12, 12)
+        with torch.no_grad():
+            found, expected = torch.compile(module, backend="ferrite", options=options)(x), module(x)
+        torch.testing.assert_close(found, expected)
+        assert found.stride() == expected.stride()
+        record = ferrite.last_record()
+        assert record is not None
+        ((_, choice),) = layouts(record)
+        assert choice.taken is (chosen if asked == "auto" else asked == "on")
+        assert asked == "auto" or choice.reason == f"the option layout is {asked!r}"
+        assert any(choice.what == "layout copy" for choice in record.decisions) is choice.taken
+
+
 def test_a_layout_is_not_chosen_for_what_onednn_does_not_do() -> None:
     module = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Conv2d(8, 8, 3)).double()
     compare(module, torch.randn(2, 3, 8, 8, dtype=torch.float64), training=True)

@@ -54,6 +54,7 @@ CHANGE_THE_KEY: dict[str, Any] = {
     "executor": "oracle",
     "host": "python",
     "products": "library",
+    "layout": "on",
     "fallback_random": True,
 }
 CHANGE_NOTHING: dict[str, Any] = {

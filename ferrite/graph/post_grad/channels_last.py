@@ -44,17 +44,20 @@ _DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 def channels_last(graph: Graph) -> int:
     if noted_strides(graph) is None:  # a graph that an op runs: its inputs and results lie as the op was traced
         return 0
-    choice = choose_layout(graph)
-    ledger_of(graph).decisions.append(choice)
+    ledger = ledger_of(graph)
+    choice = choose_layout(graph, ledger.options.get("layout", "auto"))
+    ledger.decisions.append(choice)
     return relayout(graph, _wanted) if choice.taken else 0
 
 
-def choose_layout(graph: Graph) -> Decision:
-    """Whether the convolutions of a graph run channels last, and why."""
+def choose_layout(graph: Graph, asked: str = "auto") -> Decision:
+    """Whether the convolutions of a graph run channels last, and why. `asked`: the option `layout`."""
     convolutions = [node for node in calls(graph, *CONVOLUTIONS) if _wanted(node)]
     names = tuple(node.name for node in convolutions)
     if not convolutions:
         return Decision("channels last", names, False, "no convolution that oneDNN does")
+    if asked != "auto":
+        return Decision("channels last", names, asked == "on", f"the option layout is {asked!r}")
     saved = sum(bytes_of(image) for node in convolutions for image in (*_images(node), node))
     moved = sum(map(bytes_of, _copied(graph, set(convolutions))))
     reason = f"oneDNN would copy {saved:,} bytes, {moved:,} are copied to have the layout"
