@@ -6,6 +6,9 @@
 
 If the two have other sizes but lie alike, `gelu = view(mm, [2, 4, 64])` stands in the place of the allocation.
 
+Arguments are read for the last time too, but are the caller's, unless they are donated; what he gets is never one of
+them.
+
 The kernel itself stays as it is, and is the same one that others launch with memory of their own. So it must read each
 element before it writes it (`overwritten`): at the same point of the same loops, in a statement that does not run
 behind the one that writes. Which one runs first is what `arrange` says, not the text: a nest may move up to one whose
@@ -153,6 +156,9 @@ class _Walk:
         self.names: dict[str, str] = {}  # what is known by another name
         self.views: dict[str, Call] = {}  # in the place of allocations
         self.decisions: list[Decision] = []
+        # Arguments that may be written: of those that share memory with others, these may still be read. Where sizes
+        # change, nobody knows which do.
+        self.donated = {e.name for e in body.inputs if e.donated and e.part is None and e.name in body.bytes}
         self.returned = {self._root(name) for name in refs(body.result)}
         self.last: dict[str, int] = {}  # the step that touches memory last, by the name that stands for it
         for position, step in enumerate(body.steps):
@@ -206,15 +212,16 @@ class _Walk:
     def _may_take(self, position: int, launch: Launch, result: str, operand: str, same: bool) -> bool:
         root = self._root(operand)
         maker = self.made.get(root)
-        if maker is None or maker.target not in OURS or self.last[root] > position:
+        is_donated = operand in self.donated and same and result not in self.returned
+        if not is_donated and (maker is None or maker.target not in OURS):
             return False
-        if root in self.returned or self._root(result) != result:
+        if self.last[root] > position or root in self.returned or self._root(result) != result:
             return False
         if sum(self._root(name) == root for name in launch.buffers) > 1:
             return False  # known by two names, or taken by another result
         if operand != root and operand not in self.views and self.made[operand].target != HOLD:
             return False  # it may be a part
-        return result not in self.returned or (same and maker.target in EXACT and operand == root)
+        return result not in self.returned or (same and operand == root and maker is not None and maker.target in EXACT)
 
     def _renamed(self, step: Call | Launch) -> Call | Launch:
         if isinstance(step, Launch):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +13,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import ferrite
+from ferrite.host.lowered import Body, Lowered
+from ferrite.host.nodes import Call, Launch, Return
+from ferrite.host.text import parse_program as parse_host_program
 from ferrite.loops.text import parse_program
 from ferrite.schedule.arrange import arrange
-from ferrite.schedule.reuse_memory import overwritten
+from ferrite.schedule.reuse_memory import overwritten, reuse_memory
+from tests.both_hosts import both_hosts
 
 # ---- kernels
 
@@ -195,3 +201,111 @@ def other_sizes_given_out(x: Tensor, w: Tensor) -> Tensor:
 )
 def test_it_does_not(function: Callable[..., Any], forbidden: tuple[str, str]) -> None:
     assert forbidden not in taken(function, X, W)
+
+
+# ---- donated arguments
+
+
+class Summed(torch.nn.Module):
+    """Its backward reads the saved `exp` for a gradient that only products read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(64, 64, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x).exp().sum(0)
+
+
+def backward_of(module: torch.nn.Module, x: Tensor, **options: Any) -> tuple[list[Tensor], dict[str, Any]]:
+    """The gradients of a step, and what results of the backward lie over, with the decision."""
+    torch._dynamo.reset()
+    options = {"strict": True, "check": True, "cache": "off", **options}
+    compiled = torch.compile(module, backend="ferrite", options=options)
+    for _ in range(2):
+        module.zero_grad()
+        compiled(x).sum().backward()
+    record = ferrite.last_record()
+    assert record is not None
+    graph = record.phase("backward")
+    assert graph is not None
+    taken = {d.subjects[1]: d for d in graph.decisions if d.what == "reuse" and d.taken}
+    return [parameter.grad.clone() for parameter in module.parameters()], taken
+
+
+@pytest.mark.parametrize("host", ["native", "python"])
+def test_over_an_argument_that_is_donated(host: str) -> None:
+    module, x = Summed(), torch.randn(32, 64)
+    module(x).sum().backward()
+    expected = [parameter.grad.clone() for parameter in module.parameters()]
+    with both_hosts():
+        kept, taken = backward_of(module, x, host=host)
+        assert "detach_1" not in taken
+        donated, taken = backward_of(module, x, host=host, donate_buffers=True)
+        assert "detach_1" in taken  # the saved `exp`
+    for one, other, eager in zip(kept, donated, expected, strict=True):
+        assert torch.equal(one, other)
+        torch.testing.assert_close(one, eager)
+
+
+@pytest.mark.parametrize("cache", ["off", "on"])
+@pytest.mark.parametrize("plain", [(False, True), (True, False)], ids=["at_once", "after_a_plain_one"])
+def test_donated_arguments_and_a_backward_that_is_to_be_repeated(
+    plain: tuple[bool, ...], cache: str, tmp_path: Path
+) -> None:
+    """It gives eager's gradients or is refused: by PyTorch, for a backward that was compiled to be called once."""
+    module, x = Summed(), torch.randn(32, 64)
+    module(x).sum().backward()
+    expected = module.linear.weight.grad.clone()
+    options = {"strict": True, "cache": cache, "cache_dir": str(tmp_path), "donate_buffers": True}
+    for first_is_plain in plain:
+        torch._dynamo.reset()
+        compiled = torch.compile(module, backend="ferrite", options=options)
+        if first_is_plain:
+            compiled(x).sum().backward()
+        # What is found in the cache was compiled for the first of the two.
+        result, refused = compiled(x).sum(), first_is_plain if cache == "off" else plain[0]
+        for retain in (True, False):
+            module.zero_grad()
+            with pytest.raises(RuntimeError, match="donated") if refused and retain else nullcontext():
+                result.backward(retain_graph=retain)
+            if not refused:
+                torch.testing.assert_close(module.linear.weight.grad, expected)
+
+
+DONATED = """
+@kernel
+def kernel_0(x: f32[64, 64], y: out(f32[64, 64])):
+    for i, j in box(64, 64):
+        y[i, j] = exp(x[i, j])
+
+def program(x: donated(f32[64, 64])):
+    y = aten.empty_strided.default([64, 64], [64, 1], dtype=torch.float32, device=torch.device('cpu'))
+    kernel_0(x, y)
+    mm = aten.mm.default(y, y)
+    return (mm,)
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reused"),
+    [
+        ("", "", True),
+        ("donated(f32[64, 64])", "f32[64, 64]", False),
+        ("donated(f32[64, 64])", "saved(f32[64, 64])", False),
+        ("donated(f32[64, 64])", "donated(part(f32[64, 64], x, 32768))", False),
+        ("return (mm,)", "return (mm, x)", False),
+        ("return (mm,)", "return (mm, y)", False),
+        ("mm.default(y, y)", "mm.default(x, y)", False),
+        ("program(x: donated(f32[64, 64]))", "program(x: donated(f32[64, 64]), known: f32[2])", False),
+    ],
+    ids=["donated", "the_callers", "saved", "a_part", "returned", "the_result_is_returned", "read_again", "sizes"],
+)
+def test_which_arguments_are_written(old: str, new: str, reused: bool) -> None:
+    program = parse_host_program(DONATED.replace(old, new) if old else DONATED)
+    steps = tuple(step for step in program.steps if isinstance(step, (Call, Launch)))
+    (result,) = (step.value for step in program.steps if isinstance(step, Return))
+    lengths = {} if "known" in new else dict.fromkeys(("x", "y", "mm"), 64 * 64 * 4)
+    body = Body("main", program.inputs, steps, result, bytes=lengths)
+    lowered = reuse_memory(Lowered(body, kernels=program.kernels))
+    assert [d.subjects for d in lowered.decisions] == ([("y", "x")] if reused else [])
