@@ -20,6 +20,7 @@ from ferrite.artifact.native_host import kept_memory
 from ferrite.native import machine
 from tests.behaviour.compare import STRICT, sharing
 from tests.behaviour.compare import compare as compare_with
+from tests.both_hosts import both_hosts
 
 X, W, IDS = torch.randn(6, 8), torch.randn(8, 8), torch.tensor([3, 1, 5])
 LIBRARY = {**STRICT, "products": "library"}  # products so small would be loops
@@ -475,3 +476,81 @@ def test_sharing_is_that_of_python() -> None:
     with torch.no_grad():
         outcome = Outcome(compiled(X, W), [X, W], None, torch.get_rng_state(), [])
     assert sharing(outcome)[0] == [0, 1, 2, 2, 2, 0, 1]
+
+
+# ---- every library op that has a door, forward and backward
+
+CONVOLUTIONS = {
+    f"{kind}_convolution_{dims}d": (kind, dims) for kind in ("plain", "grouped", "transposed") for dims in (1, 2, 3)
+}
+
+
+def convolution(kind: str, dims: int) -> torch.nn.Module:
+    """Between kernels, so that the program has some."""
+    ops: tuple[Any, ...] = (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
+    if kind == "transposed":
+        ops = (torch.nn.ConvTranspose1d, torch.nn.ConvTranspose2d, torch.nn.ConvTranspose3d)
+    op = ops[dims - 1](4, 4, 3, stride=2, padding=1, groups=2 if kind == "grouped" else 1)
+    return torch.nn.Sequential(torch.nn.Tanh(), op, torch.nn.Sigmoid())
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["forward", "backward"])
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_convolutions_of_all_kinds_run_without_python(name: str, training: bool, called_in_python: list[str]) -> None:
+    kind, dims = CONVOLUTIONS[name]
+    module, x = convolution(kind, dims), torch.randn(2, 4, *(7, 6, 5)[:dims])
+    both_as_eager(module, x, training=training)
+    assert [op for op in called_in_python if op != "ferrite.host.calls.as_promised"] == []
+
+
+def both_as_eager(function: Callable[..., Any], x: Tensor, *, training: bool) -> None:
+    """In both executions, bit for bit; results and gradients of inputs and parameters as in eager."""
+    outcomes = []
+    with both_hosts() as compared:
+        for run in (function, torch.compile(function, backend="ferrite", options=LIBRARY)):
+            given = x.clone().requires_grad_(training)
+            parameters = list(function.parameters()) if isinstance(function, torch.nn.Module) else []
+            with torch.set_grad_enabled(training):
+                result = run(given)
+            gradients = torch.autograd.grad(result.square().sum(), [given, *parameters]) if training else ()
+            outcomes.append([result.detach(), *gradients])
+    assert len(compared) == (2 if training else 1)
+    assert refusals() == []
+    torch.testing.assert_close(outcomes[1], outcomes[0], rtol=1e-4, atol=1e-4, check_stride=True)
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_gradients_of_bags_run_without_python(mode: str, called_in_python: list[str]) -> None:
+    def function(table: Tensor) -> Tensor:
+        return F.embedding_bag(IDS, table.sin(), torch.tensor([0, 2]), mode=mode).exp()
+
+    both_as_eager(function, X, training=True)
+    assert called_in_python == []
+
+
+def eights(x: Tensor) -> Tensor:
+    return torch._int_mm((x * 9).to(torch.int8), torch.ones(8, 16, dtype=torch.int8)).float().tanh()
+
+
+def weights_of_eight_bits(x: Tensor) -> Tensor:
+    weight, scales = torch.arange(128).to(torch.int8).view(16, 8), torch.ones(16, dtype=torch.bfloat16)
+    return torch.ops.aten._weight_int8pack_mm((x + 1).bfloat16(), weight, scales).float() * 2
+
+
+PACKED = torch.ops.aten._convert_weight_to_int4pack_for_cpu(torch.arange(2048).remainder(16).int().view(32, 64), 2)
+
+
+def weights_of_four_bits(x: Tensor) -> Tensor:
+    scales = torch.ones(2, 32, 2, dtype=torch.bfloat16)
+    wide = (x.repeat(1, 8) + 1).bfloat16()
+    return torch.ops.aten._weight_int4pack_mm_for_cpu(wide, PACKED, 32, scales).float() * 2
+
+
+@pytest.mark.parametrize(
+    "function", [eights, weights_of_eight_bits, weights_of_four_bits], ids=lambda function: function.__name__
+)
+def test_products_of_packed_weights_run_without_python(
+    function: Callable[..., Any], called_in_python: list[str]
+) -> None:
+    both_as_eager(function, torch.randn(32, 8), training=False)
+    assert called_in_python == []
