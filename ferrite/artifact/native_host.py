@@ -17,6 +17,7 @@ What the code relies on:
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import struct
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -107,7 +108,8 @@ class _Assembler:
         self.launches: dict[int, _Launched] = {}  # by place in the code
         self.again: dict[int, _PythonCall] = {}  # by place in the code: the same call in Python
         self.divisions: set[int] = set()  # places in the code
-        self.take = -1  # place in the code
+        self.sizes: dict[int, Index] = {}  # by place in the code: the size that is computed there
+        self.take: tuple[int, int] = (-1, -1)  # place in the code, slot of the length
         self.alive: list[Any] = [constants, kernels]  # what the words point to
         self.scratch = self.slot()
 
@@ -131,7 +133,7 @@ class _Assembler:
         self._take_inputs()
         if self.places:
             length = self.number(self.plan.length)
-            self.take = len(self.code)
+            self.take = len(self.code), length
             self.call("ferrite_take", length, _address(self.block), checked=True)
         self.call("PyEval_SaveThread", result=machine.THREAD)
         self.threads = self.slot()
@@ -398,7 +400,7 @@ class _Assembler:
         )
 
     def _link(self, cleaner: int, result: int) -> Callable[[list[Any]], tuple[Any, ...]]:
-        raiser = _Raiser(self.launches, self.again, self.divisions, self.take, self.program)
+        raiser = _Raiser(self.launches, self.again, self.divisions, self.sizes, self.take, self.program)
         self.alive.append(raiser)
         self.template[self.handler] = id(raiser)
         start = machine.HEADER + len(self.template)
@@ -443,12 +445,17 @@ class _Assembler:
         for coefficient, monomial in value.terms:
             part = self._atom(monomial[0])
             for atom in monomial[1:]:
-                part = self.combine(machine.MULTIPLY, part, self._atom(atom))
+                part = self._checked(machine.MULTIPLY, part, self._atom(atom), value)
             if coefficient != 1:
-                part = self.combine(machine.MULTIPLY, part, self.constant(coefficient))
-            total = part if total is None else self.combine(machine.ADD, total, part)
+                part = self._checked(machine.MULTIPLY, part, self.constant(coefficient), value)
+            total = part if total is None else self._checked(machine.ADD, total, part, value)
         assert total is not None
-        return self.combine(machine.ADD, total, self.constant(value.constant)) if value.constant else total
+        return self._checked(machine.ADD, total, self.constant(value.constant), value) if value.constant else total
+
+    def _checked(self, kind: int, one: int, other: int, size: Index) -> int:
+        """What two numbers make for a size, which an error names if 64 bits do not hold it."""
+        self.sizes[len(self.code)] = size
+        return self.combine(kind, one, other)
 
     def _atom(self, atom: Atom) -> int:
         match atom:
@@ -670,21 +677,29 @@ class _Raiser:
         launches: Mapping[int, _Launched],
         again: Mapping[int, _PythonCall],
         divisions: Collection[int],
-        take: int,
+        sizes: Mapping[int, Index],
+        take: tuple[int, int],
         program: HostProgram,
     ) -> None:
         self.launches = launches
         self.again = again
         self.divisions = divisions
-        self.take = take
+        self.sizes = sizes
+        self.take, self.length = take
         self.name = program.name
 
     def __call__(self, frame: int) -> None:
         place = _word_at(frame, machine.FAILED) - 1
         if place in self.divisions:
             raise ZeroDivisionError("integer division or modulo by zero")
+        if place in self.sizes:
+            raise RuntimeError(f"Storage size calculation overflowed with {self.sizes[place]} in {self.name}")
         if place == self.take:
-            raise RuntimeError(f"not enough memory: the inner buffers of {self.name} could not be allocated")
+            asked = _word_at(frame, self.length)
+            raise RuntimeError(
+                f"[enforce fail at {self.name}] the inner buffers. DefaultCPUAllocator: can't allocate memory: you "
+                f"tried to allocate {asked} bytes. Error code {errno.ENOMEM} ({os.strerror(errno.ENOMEM)})"
+            )
         if place in self.again:
             said = _last_error()
             self.again[place](frame)
@@ -722,7 +737,7 @@ def _libraries() -> tuple[ctypes.CDLL, ctypes.CDLL]:
 def _machine() -> Any:
     torch_library, _ = _libraries()
     of_python = ("PyEval_RestoreThread", "PyEval_SaveThread", "PyLong_FromLongLong", "PyObject_CallOneArg",
-                 "PyErr_Occurred", "Py_DecRef")  # fmt: skip
+                 "PyErr_Occurred", "PyErr_NoMemory", "Py_DecRef")  # fmt: skip
     of_torch = (machine.GET_THREADS, "aoti_torch_get_sizes", "aoti_torch_get_strides", "aoti_torch_get_dim",
                 "aoti_torch_get_dtype", "aoti_torch_new_tensor_handle", "aoti_torch_is_defined",
                 "aoti_torch_delete_tensor_object", "torch_new_stable_ivalue",

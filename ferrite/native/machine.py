@@ -8,7 +8,8 @@ of tensors, the constants of the program among them. These are the instructions.
     move   head, to, from
     add    head, to, one, other                  so too: multiply, divide, remainder, least, most
 
-A division is that of Python, rounded down, and fails if the divisor is 0.
+A division is that of Python, rounded down, and fails if the divisor is 0. A sum or product that 64 bits do not hold
+fails too: nothing gets less memory than it will write to.
 
 An operand names a slot: `2 * slot` stands for what is in it, `2 * slot + 1` for its address. The head of a call says
 how many operands are integers (or addresses) and how many, behind them, floating; a call passes `MOST_INTEGERS` words
@@ -16,7 +17,8 @@ and `MOST_FLOATS` numbers always, of which the callee reads as many as it has pa
 registers and stack places of their own, and the caller clears the stack.
 
     ferrite_enter(self, list)              what Python calls: `self` is a bytes object that holds a program
-    ferrite_take(size, to)                 memory for one call: what an earlier call gave back, if it is large enough
+    ferrite_take(size, to)                 memory for one call: what an earlier call gave back, if it is large enough;
+                                           fails if there is not as much
     ferrite_give(block)                    back, to be kept for the next call; null is no block
     ferrite_drop()                         frees what is kept
     ferrite_resume(thread)                 takes Python's lock again if the slot says that it was released
@@ -48,6 +50,8 @@ IN_REGISTERS = 6  # integers that a call passes without the stack
 LIST, FRAME, FAILED, THREAD = range(4)
 HEADER = 4  # words in front of a program: slots, where the program starts, where the clean-up does, slot of the result
 BLOCK_HEADER = 64  # bytes in front of a block, which hold its length
+MOST_BYTES = 1 << 62  # of a block: more than any machine has, and adding to it does not overflow
+MOST_ON_STACK = 2048  # slots: a longer frame is taken from the heap, as threads may have small stacks
 
 EXPORTS = (
     "ferrite_enter", "ferrite_take", "ferrite_give", "ferrite_drop", "ferrite_resume", "ferrite_python",
@@ -126,6 +130,7 @@ declare ptr @PyEval_SaveThread()
 declare ptr @PyLong_FromLongLong(i64)
 declare ptr @PyObject_CallOneArg(ptr, ptr)
 declare ptr @PyErr_Occurred()
+declare ptr @PyErr_NoMemory()
 declare void @Py_DecRef(ptr)
 declare i32 @aoti_torch_get_sizes(ptr, ptr)
 declare i32 @aoti_torch_get_strides(ptr, ptr)
@@ -139,6 +144,8 @@ declare i32 @torch_new_list_reserve_size(i64, ptr)
 declare i32 @torch_list_push_back(ptr, i64)
 declare i32 @{GET_THREADS}()
 declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
+declare {{ i64, i1 }} @llvm.sadd.with.overflow.i64(i64, i64)
+declare {{ i64, i1 }} @llvm.smul.with.overflow.i64(i64, i64)
 """
 
 _ENTER = f"""
@@ -151,9 +158,25 @@ define ptr @ferrite_enter(ptr %self, ptr %list) {{
   %clean = load i64, ptr %clean_at, align 1
   %result_at = getelementptr i64, ptr %data, i64 3
   %result = load i64, ptr %result_at, align 1
-  %frame = alloca i64, i64 %slots, align 64
   %template = getelementptr i64, ptr %data, i64 {HEADER}
   %bytes = shl i64 %slots, 3
+  %is_short = icmp ule i64 %slots, {MOST_ON_STACK}
+  br i1 %is_short, label %on_stack, label %on_heap
+on_stack:
+  %near = alloca i64, i64 %slots, align 64
+  br label %begin
+on_heap:
+  %padded = add i64 %bytes, 63
+  %rounded = and i64 %padded, -64
+  %far = call ptr @aligned_alloc(i64 64, i64 %rounded)
+  %no_memory = icmp eq ptr %far, null
+  br i1 %no_memory, label %out_of_memory, label %begin
+out_of_memory:
+  %told = call ptr @PyErr_NoMemory()
+  ret ptr null
+begin:
+  %frame = phi ptr [ %near, %on_stack ], [ %far, %on_heap ]
+  %owned = phi ptr [ null, %on_stack ], [ %far, %on_heap ]
   call void @llvm.memcpy.p0.p0.i64(ptr align 64 %frame, ptr align 1 %template, i64 %bytes, i1 false)
   store ptr %list, ptr %frame, align 8
   %own = getelementptr i64, ptr %frame, i64 {FRAME}
@@ -165,12 +188,14 @@ define ptr @ferrite_enter(ptr %self, ptr %list) {{
 done:
   %made_at = getelementptr i64, ptr %frame, i64 %result
   %made = load ptr, ptr %made_at, align 8
+  call void @free(ptr %owned)
   ret ptr %made
 bad:
   %where = getelementptr i64, ptr %frame, i64 {FAILED}
   store i64 %failed, ptr %where, align 8
   %cleaner = getelementptr i64, ptr %data, i64 %clean
   %ignored = call i64 @ferrite_run(ptr %cleaner, ptr %frame)
+  call void @free(ptr %owned)
   ret ptr null
 }}
 """
@@ -217,11 +242,15 @@ pair:
     i64 {LEAST}, label %least i64 {MOST}, label %most
   ]
 add:
-  %sum = add i64 %left, %right
-  br label %paired
+  %added = call {{ i64, i1 }} @llvm.sadd.with.overflow.i64(i64 %left, i64 %right)
+  %sum = extractvalue {{ i64, i1 }} %added, 0
+  %sum_is_wrong = extractvalue {{ i64, i1 }} %added, 1
+  br i1 %sum_is_wrong, label %failed, label %paired
 multiply:
-  %product = mul i64 %left, %right
-  br label %paired
+  %multiplied = call {{ i64, i1 }} @llvm.smul.with.overflow.i64(i64 %left, i64 %right)
+  %product = extractvalue {{ i64, i1 }} %multiplied, 0
+  %product_is_wrong = extractvalue {{ i64, i1 }} %multiplied, 1
+  br i1 %product_is_wrong, label %failed, label %paired
 least:
   %is_less = icmp slt i64 %left, %right
   %smaller = select i1 %is_less, i64 %left, i64 %right
@@ -350,6 +379,9 @@ def _loads(name: str, array: str, kind: str, count: int) -> str:
 
 _MEMORY = f"""
 define i32 @ferrite_take(i64 %size, ptr %to) {{
+  %too_much = icmp ugt i64 %size, {MOST_BYTES}
+  br i1 %too_much, label %bad, label %ask
+ask:
   %kept = atomicrmw xchg ptr @ferrite_kept, ptr null acq_rel
   %none = icmp eq ptr %kept, null
   br i1 %none, label %fresh, label %look

@@ -16,8 +16,11 @@ from torch.utils import _pytree as pytree
 
 import ferrite
 from ferrite.artifact import native_host
+from ferrite.artifact.kernels import Kernels
 from ferrite.artifact.native_host import kept_memory
+from ferrite.host.nodes import Call, HostProgram, Input, Return
 from ferrite.native import machine
+from ferrite.syntax import Ref
 from tests.behaviour.compare import STRICT, sharing
 from tests.behaviour.compare import compare as compare_with
 from tests.both_hosts import both_hosts
@@ -291,6 +294,24 @@ def test_many_threads_each_with_memory_of_its_own() -> None:
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+def test_a_long_program_in_a_thread_with_a_small_stack() -> None:
+    """10 000 views and an op that takes all of them: more slots than the stack holds."""
+    count = 10_000
+    views = [Call(f"v{n}", "aten.slice.Tensor", (Ref("x"), 0, n, n + 1), {}) for n in reversed(range(count))]
+    joined = Call("joined", "aten.cat.default", ([Ref(view.result) for view in views],), {})
+    program = HostProgram("long", (Input("x", f"f32[{count}]"),), (*views, joined, Return((Ref("joined"),))))
+    function = native_host.assemble(program, {}, Kernels({})).function
+    x, found = torch.arange(float(count)), []
+    before = threading.stack_size(128 * 1024)
+    try:
+        thread = threading.Thread(target=lambda: found.append(function([x])))
+        thread.start()
+        thread.join()
+    finally:
+        threading.stack_size(before)
+    assert torch.equal(found[0][0], x.flip(0))
 
 
 def test_memory_is_kept_between_calls_and_given_back() -> None:
