@@ -11,7 +11,9 @@ first needed, each once.
 What the code relies on:
 - a handle is the address of a word that points to a tensor; that of a Python tensor lies behind its object header;
 - handles that the program owns are null before they are made and after they are given back, so that the clean-up may
-  give back all of them, whatever failed.
+  give back all of them, whatever failed;
+- words that are made for the dispatcher are its own from the call on; if something fails before that, `_Raiser`, which
+  knows what was made by then, gives them back.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import ctypes
 import errno
 import os
 import struct
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -107,6 +109,7 @@ class _Assembler:
         self.owned: list[int] = []  # slots of handles to give back
         self.launches: dict[int, _Launched] = {}  # by place in the code
         self.again: dict[int, _PythonCall] = {}  # by place in the code: the same call in Python
+        self.words: list[_Made] = []  # for the dispatcher
         self.divisions: set[int] = set()  # places in the code
         self.sizes: dict[int, Index] = {}  # by place in the code: the size that is computed there
         self.take: tuple[int, int] = (-1, -1)  # place in the code, slot of the length
@@ -151,7 +154,7 @@ class _Assembler:
                     self._write_return(step, result)
         self.code.append(0)
         cleaner = len(self.code)
-        self._write_cleaner()
+        self._write_cleaner(result)
         return self._link(cleaner, result)
 
     def _take_inputs(self) -> None:
@@ -239,10 +242,12 @@ class _Assembler:
     def _write_dispatch(self, call: Call, form: Form, results: Sequence[Value | None]) -> None:
         """An operator through the dispatcher. If it fails, Python calls it again and raises what eager would."""
         again = self._python_call(call, results)
-        stack = self.array([0] * form.length)
+        stack, first = self.array([0] * form.length), len(self.words)
         for place, item in enumerate(form.words, stack):
             self._put(place, item)
         name, overload = self._text(form.name), self._text(form.overload)
+        for made in self.words[first:]:
+            made.until = len(self.code)
         self.again[len(self.code)] = again
         self.call("aoti_torch_call_dispatcher", name, overload, _address(stack), checked=True)
         given = list(range(stack, stack + len(results)))
@@ -264,20 +269,27 @@ class _Assembler:
                 self.template[slot] = value
             case Handle(name=name):
                 self.call("aoti_torch_new_tensor_handle", self._handle(name), _address(slot), checked=True)
+                self._note_word(slot, "aoti_torch_delete_tensor_object")
             case Size(name=name):
                 self.move(slot, self.number(self.numbers[name]))
             case Text(content=content):
                 length = self.constant(len(content.encode()))
                 self.call("torch_new_string_handle", self._text(content), length, _address(slot), checked=True)
+                self._note_word(slot, "torch_delete_string")
             case Items(items=items):
                 words = self.array([0] * max(len(items), 1))
                 for place, inner in enumerate(items, words):
                     self._put(place, inner)
                 self.call("ferrite_list", self.constant(len(items)), _address(words), _address(slot), checked=True)
+                self._note_word(slot, "torch_delete_list")
             case Some(item=inner):
                 word = self.array([0])
                 self._put(word, inner)
                 self.call("ferrite_some", word, _address(slot), checked=True)
+                self._note_word(slot, "torch_delete_stable_ivalue")
+
+    def _note_word(self, slot: int, delete: str) -> None:
+        self.words.append(_Made(slot, delete, len(self.code)))
 
     def _text(self, content: str) -> int:
         """The slot of the address of a text that ends in a zero."""
@@ -382,11 +394,12 @@ class _Assembler:
         self.call("ferrite_give", self.block)
         self._empty_list()
 
-    def _write_cleaner(self) -> None:
+    def _write_cleaner(self, result: int) -> None:
         """Python's lock, then the error, while all that it speaks of is there; then everything goes back."""
         self.call("ferrite_resume", _address(machine.THREAD))
         self.handler = self.slot()
         self.call("ferrite_raise", self.handler, machine.FRAME)
+        self.call("Py_DecRef", result)
         for slot in self.owned:
             self.call("aoti_torch_delete_tensor_object", slot)
         self.call("ferrite_give", self.block)
@@ -400,7 +413,7 @@ class _Assembler:
         )
 
     def _link(self, cleaner: int, result: int) -> Callable[[list[Any]], tuple[Any, ...]]:
-        raiser = _Raiser(self.launches, self.again, self.divisions, self.sizes, self.take, self.program)
+        raiser = _Raiser(self)
         self.alive.append(raiser)
         self.template[self.handler] = id(raiser)
         start = machine.HEADER + len(self.template)
@@ -658,6 +671,16 @@ class _Buffer:
         return torch.frombuffer(memory, dtype=self.dtype).as_strided(sizes, strides)
 
 
+@dataclass
+class _Made:
+    """A word for the dispatcher: its slot, what gives it back, and between which places in the code that has to be."""
+
+    slot: int
+    delete: str
+    since: int
+    until: int = 0
+
+
 @dataclass(frozen=True)
 class _Launched:
     """A launch in the code: the first slot of the addresses of its buffers, what those are, and the slots of sizes."""
@@ -672,24 +695,20 @@ class _Launched:
 class _Raiser:
     """Called with the address of a frame whose program failed: raises what eager would."""
 
-    def __init__(
-        self,
-        launches: Mapping[int, _Launched],
-        again: Mapping[int, _PythonCall],
-        divisions: Collection[int],
-        sizes: Mapping[int, Index],
-        take: tuple[int, int],
-        program: HostProgram,
-    ) -> None:
-        self.launches = launches
-        self.again = again
-        self.divisions = divisions
-        self.sizes = sizes
-        self.take, self.length = take
-        self.name = program.name
+    def __init__(self, made: _Assembler) -> None:
+        self.launches = made.launches
+        self.again = made.again
+        self.words = made.words
+        self.divisions = made.divisions
+        self.sizes = made.sizes
+        self.take, self.length = made.take
+        self.name = made.program.name
 
     def __call__(self, frame: int) -> None:
         place = _word_at(frame, machine.FAILED) - 1
+        for word in self.words:
+            if word.since <= place < word.until:
+                getattr(_libraries()[0], word.delete)(ctypes.c_void_p(_word_at(frame, word.slot)))
         if place in self.divisions:
             raise ZeroDivisionError("integer division or modulo by zero")
         if place in self.sizes:

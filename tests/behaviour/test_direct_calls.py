@@ -23,7 +23,7 @@ def work(x: Tensor, w: Tensor) -> Tensor:
 
 
 def compiled_graphs(
-    function: Callable[..., Any], *inputs: Any, host: str, dynamic: bool = False
+    function: Callable[..., Any], *inputs: Any, host: str, dynamic: bool = False, **options: Any
 ) -> list[CompiledGraph]:
     """What compiling a function and calling it once made."""
     made: list[CompiledGraph] = []
@@ -35,7 +35,8 @@ def compiled_graphs(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(CompiledGraph, "load", noting)
-        torch.compile(function, backend="ferrite", dynamic=dynamic, options={**STRICT, "host": host})(*inputs)
+        chosen = {**STRICT, "host": host, **options}
+        torch.compile(function, backend="ferrite", dynamic=dynamic, options=chosen)(*inputs)
     return list({id(each): each for each in made}.values())
 
 

@@ -236,7 +236,7 @@ def test_training_runs_so_too() -> None:
     assert refusals() == []
 
 
-def test_an_error_in_eager_is_eagers_and_nothing_leaks() -> None:
+def test_an_error_in_eager_is_eagers() -> None:
     def function(x: Tensor) -> Tensor:
         return torch.linalg.cholesky((x @ x.t()).neg() - 1).sin() + 1
 
