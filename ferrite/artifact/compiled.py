@@ -106,12 +106,16 @@ class CompiledGraph:
         return self.run
 
     def _native_body(self, kernels: Kernels) -> Callable[[list[Any]], Any] | None:
-        """The program without Python; None, and why not, if it is asked for otherwise or has a step without a door."""
-        if self.facts.host != "native" or not kernels.native or self.facts.device_types != ("cpu",):
+        """The program without Python; None if that is not asked for, or if there is a reason why not, which is noted."""
+        if self.facts.host != "native":
             return None
-        from ferrite.artifact.native_host import assemble  # LLVM is loaded by the first graph that has kernels
+        from ferrite.artifact.native_host import assemble  # LLVM is loaded by the first graph that runs natively
 
         try:
+            if self.facts.executor != "native":
+                raise Unsupported(f"the executor is {self.facts.executor}")
+            if self.facts.device_types != ("cpu",):
+                raise Unsupported("tensors that are not on the CPU")
             made = assemble(self.program, self.constants, kernels)
         except Unsupported as error:
             self.why_python = str(error)

@@ -156,6 +156,40 @@ def test_as_eager_and_bit_for_bit_as_python(function: Callable[..., Any]) -> Non
     compare(function, X, W)
 
 
+WIDE = torch.randn(256, 256)
+
+
+@pytest.mark.parametrize(
+    ("function", "peak"),
+    [
+        (lambda x: torch.mm(x, x), 4 * 256 * 256),
+        (lambda x: F.conv2d(x.view(1, 4, 128, 128), x.view(-1)[:144].view(4, 4, 3, 3)), 4 * 4 * 126 * 126),
+        (lambda x: F.scaled_dot_product_attention(*(x.view(1, 8, 128, 64),) * 3), None),
+    ],
+    ids=["product", "convolution", "attention"],
+)
+def test_graphs_without_kernels(
+    function: Callable[[Tensor], Tensor], peak: int | None, called_in_python: list[str]
+) -> None:
+    compiled = torch.compile(function, backend="ferrite", options=STRICT)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(WIDE), function(WIDE), rtol=1e-4, atol=1e-4)
+    record = ferrite.last_record()
+    assert record is not None
+    assert refusals() == []
+    assert called_in_python == []
+    found = record.graphs[-1].peak_memory
+    assert found is not None
+    assert peak is None or found == peak
+
+
+def test_why_python_runs_between_kernels_is_always_said() -> None:
+    torch.compile(lambda x: x.sin(), backend="ferrite", options={**STRICT, "executor": "oracle"})(X)
+    assert refusals() == ["the executor is oracle"]
+    torch.compile(lambda x: x.sin() + 1, backend="ferrite", options=STRICT)(X.to("meta"))
+    assert refusals() == ["tensors that are not on the CPU"]
+
+
 @pytest.fixture
 def called_in_python(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The ops that programs call in Python."""
