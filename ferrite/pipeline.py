@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from ferrite.artifact.check_inputs import assumptions
 from ferrite.artifact.compiled import CompiledGraph, Facts
 from ferrite.decisions import Decision
 from ferrite.errors import Unsupported
@@ -182,4 +183,5 @@ def facts_of(module: GraphModule, graph_id: int, phase: str, options: Options, r
         seconds=record.seconds,
         executor=options.executor,
         host=options.host,
+        assumed=assumptions(module),
     )

@@ -2,27 +2,48 @@
 
 Dynamo's guards have answered that before they call a compiled graph, so what AOTAutograd keeps does not ask again. Who
 calls a graph directly is told here what does not fit, before anything is written.
+
+Sizes that change have to satisfy what the trace assumed of them: that one is even, that two differ. PyTorch keeps these
+guards; `assumptions` writes down those that a graph can be asked for, and the checker asks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import ast
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.fx import GraphModule
 
 from ferrite.artifact.host_values import Shape, contiguous, read_size
 from ferrite.errors import Unsupported
 from ferrite.graph.text import show_type, split_type
 from ferrite.host.nodes import HostProgram, Input
-from ferrite.loops.index import Atom, Index, evaluate, free_atoms
+from ferrite.loops.index import Atom, Index, evaluate, free_atoms, show_atom
 
 Known = dict[Atom, int]  # symbols that an argument has fixed
 
 
-def checker(program: HostProgram, device_types: Sequence[str]) -> Callable[[Any], None]:
-    """A function that raises for a list of arguments that the program was not compiled for."""
+def assumptions(module: GraphModule) -> tuple[str, ...]:
+    """What the trace of a graph has assumed of its symbolic inputs, as text: `Eq(Mod(s0, 2), 0)`, `s0 >= 2`."""
+    values = [node.meta.get("val") for node in module.graph.find_nodes(op="placeholder")]
+    given = [value.node for value in values if isinstance(value, torch.SymInt)]
+    if not given:
+        return ()
+    shapes = given[0].shape_env
+    symbols = {node.expr for node in given if node.expr.is_symbol}
+    ranges = [f"{symbol} >= {shapes.var_to_range[symbol].lower}" for symbol in symbols if symbol in shapes.var_to_range]
+    guards = dict.fromkeys(guard.expr for guard in shapes.guards)
+    return (*sorted(ranges), *(str(guard) for guard in guards if guard.free_symbols <= symbols))
+
+
+def checker(program: HostProgram, device_types: Sequence[str], assumed: Sequence[str] = ()) -> Callable[[Any], None]:
+    """A function that raises for a list of arguments that the program was not compiled for. What is assumed in a form
+    that nobody here reads is not asked for."""
     wanted = [_Wanted(entry) for entry in program.inputs]
+    guards = {text: guard for text in assumed if (guard := _read_guard(text)) is not None}
 
     def check(args: Any) -> None:
         if not isinstance(args, list):
@@ -36,6 +57,10 @@ def checker(program: HostProgram, device_types: Sequence[str]) -> Callable[[Any]
             if why:
                 entry = each.entry
                 raise RuntimeError(f"{program.name}: {entry.name} should be {entry.type}, {why}")
+        for text, guard in guards.items():
+            if not guard(known):
+                found = ", ".join(sorted(f"{show_atom(atom)} = {number}" for atom, number in known.items()))
+                raise RuntimeError(f"{program.name}: sizes should satisfy {text}, found {found}")
 
     return check
 
@@ -93,3 +118,41 @@ def _fits(wanted: Index, found: int, known: Known) -> bool:
     if wanted.terms == ((1, (unknown[0],)),) and not wanted.constant:
         known[unknown[0]] = found
     return True
+
+
+# ---- guards
+
+Guard = Callable[[Mapping[Atom, int]], bool]
+
+_RELATIONS: dict[str | type[ast.cmpop], Callable[[int, int], bool]] = {
+    "Eq": operator.eq, "Ne": operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}  # fmt: skip
+
+
+def _read_guard(text: str) -> Guard | None:
+    """A function of the sizes; None if the text is no relation of two of them."""
+    try:
+        node = ast.parse(text, mode="eval").body
+        match node:
+            case ast.Call(func=ast.Name(id="Eq" | "Ne" as name), args=[left, right]):
+                return _relation(_RELATIONS[name], read_size(left), read_size(right))
+            case ast.Compare(left=left, ops=[kind], comparators=[right]) if type(kind) in _RELATIONS:
+                return _relation(_RELATIONS[type(kind)], read_size(left), read_size(right))
+    except (SyntaxError, Unsupported):
+        pass
+    return None
+
+
+def _relation(holds: Callable[[int, int], bool], left: Index, right: Index) -> Guard:
+    atoms = free_atoms(left) | free_atoms(right)
+
+    def guard(known: Mapping[Atom, int]) -> bool:
+        if not atoms <= known.keys():
+            return True
+        try:
+            return holds(evaluate(left, known), evaluate(right, known))
+        except ZeroDivisionError:
+            return False
+
+    return guard

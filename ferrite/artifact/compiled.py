@@ -42,6 +42,7 @@ class Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seconds: float
     executor: str  # what runs kernels
     host: str  # what runs the program around them: "native" where every step has a door, "python"
+    assumed: tuple[str, ...] = ()  # of sizes that change, as `check_inputs.assumptions` writes it
 
 
 class Parcel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -106,7 +107,7 @@ class CompiledGraph:
         return self.run
 
     def _native_body(self, kernels: Kernels) -> Callable[[list[Any]], Any] | None:
-        """The program without Python; None if that is not asked for, or if there is a reason why not, which is noted."""
+        """The program without Python; None if that is not asked for, or if a reason against it was found."""
         if self.facts.host != "native":
             return None
         from ferrite.artifact.native_host import assemble  # LLVM is loaded by the first graph that runs natively
@@ -127,7 +128,7 @@ class CompiledGraph:
         """For whoever calls it directly: wrong arguments are an error, before anything is written. AOTAutograd behind
         Dynamo, whose guards have looked, calls what `load` gives."""
         if self.check is None:
-            self.check = checker(self.program, self.facts.device_types)
+            self.check = checker(self.program, self.facts.device_types, self.facts.assumed)
         self.check(args)
         return self.load()(args)
 

@@ -98,6 +98,25 @@ def test_sizes_that_change_have_to_agree(host: str) -> None:
         graph(given(x, w.t().contiguous().t()))
 
 
+def halves(x: Tensor) -> Tensor:
+    x.mul_(2)
+    return x.view(2, -1).softmax(-1) + 1 if x.shape[0] % 2 == 0 else x.sin()
+
+
+@pytest.mark.parametrize("mode", ["normal", "serialize"])
+@pytest.mark.parametrize("host", HOSTS)
+def test_sizes_satisfy_what_the_trace_assumed(host: str, mode: str) -> None:
+    *_, graph = compiled_graphs(halves, torch.randn(6), host=host, dynamic=True, compile_mode=mode)
+    for size, words in ((7, r"Eq\(Mod\(s\d+, 2\), 0\), found s\d+ = 7"), (0, r"s\d+ >= 2, found s\d+ = 0")):
+        x = torch.ones(size)
+        with pytest.raises(RuntimeError, match=f"sizes should satisfy {words}"):
+            graph([size, x])
+        assert torch.equal(x, torch.ones(size))
+    x = torch.randn(10)
+    expected = halves(x.clone())
+    torch.testing.assert_close(graph([10, x])[0], expected)
+
+
 def _names(kind: str) -> list[str]:
     return kind.partition("[")[2].removesuffix("]").split(", ")
 
