@@ -24,6 +24,7 @@ from bench.show import Column, open_console, show, stoppable, watcher
 
 CHAIN = 20
 SHARE = 0.7  # of Inductor's time
+MOST_ONCE, MOST_EACH = 3e-6, 0.4e-6  # seconds that one kernel, and each further one, may add to the floor
 COLUMNS = (Column("call", "steady_call"), Column("ratio to inductor", "steady_call", ratio=True))
 
 
@@ -85,12 +86,8 @@ def contenders(function: Callable[..., Any], x: Tensor, peers: bool) -> dict[str
 
 
 def verdict(comparison: Comparison) -> list[str]:
-    """A sentence for every limit that is broken, and what a kernel costs."""
-    medians = {
-        (row.case, row.contender): row.metrics["steady_call"].median
-        for row in comparison.rows()
-        if "steady_call" in row.metrics
-    }
+    """A sentence for every limit that is broken."""
+    medians = _medians(comparison)
     broken = []
     for case in comparison.cases:
         ours, theirs = medians.get((case, "ferrite")), medians.get((case, "inductor"))
@@ -98,16 +95,28 @@ def verdict(comparison: Comparison) -> list[str]:
             broken.append(f"{case}: {ours / theirs:.2f}x of Inductor, wanted {SHARE}x")
         if "mlp" in case and ours is not None and ours > medians[case, "eager"]:
             broken.append(f"{case}: {ours / medians[case, 'eager']:.2f}x of eager, wanted 1x")
+    once, each = added(comparison)
+    if once > MOST_ONCE:
+        broken.append(f"one kernel: {1e6 * once:.1f} us added to the floor, wanted {1e6 * MOST_ONCE:.1f}")
+    if each > MOST_EACH:
+        broken.append(f"each further kernel: {1e6 * each:.2f} us added to the floor, wanted {1e6 * MOST_EACH:.1f}")
     return broken
 
 
-def added(comparison: Comparison) -> str:
-    """What Ferrite adds to the floor: for one kernel, and for each further one."""
-    medians = {(row.case, row.contender): row.metrics["steady_call"].median for row in comparison.rows()}
+def added(comparison: Comparison) -> tuple[float, float]:
+    """The seconds that Ferrite adds to the floor: for one kernel, and for each further one."""
+    medians = _medians(comparison)
     one = medians["one kernel", "ferrite"] - medians["one kernel", "floor"]
     many = medians[f"{CHAIN} kernels", "ferrite"] - medians[f"{CHAIN} kernels", "floor"]
-    each = (many - one) / (CHAIN - 1)
-    return f"Ferrite adds {1e6 * one:.1f} us to the floor for one kernel and {1e6 * each:.2f} us for each further one."
+    return one, (many - one) / (CHAIN - 1)
+
+
+def _medians(comparison: Comparison) -> dict[tuple[str, str], float]:
+    return {
+        (row.case, row.contender): row.metrics["steady_call"].median
+        for row in comparison.rows()
+        if "steady_call" in row.metrics
+    }
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -126,8 +135,9 @@ def main(arguments: list[str] | None = None) -> int:
         baseline = "inductor" if peers else "eager"
         comparison = interleave("Overhead", calls, baseline=baseline, rounds=chosen.rounds, progress=watcher(console))
     show(console, comparison, COLUMNS, who="backend")
-    broken = verdict(comparison)
-    for line in (added(comparison), *broken):
+    broken, (once, each) = verdict(comparison), added(comparison)
+    said = f"Ferrite adds {1e6 * once:.1f} us to the floor for one kernel and {1e6 * each:.2f} us for each further one."
+    for line in (said, *broken):
         console.print(line, highlight=False)
     console.print(f"saved in {comparison.save('overhead').name}", highlight=False)
     return 1 if broken and chosen.enforce else 0

@@ -20,6 +20,8 @@ def render(record: Record, width: int = 100) -> str:
     for entry in record.graphs:
         if entry.stages:
             console.print(stage_table(entry))
+        if entry.peak_memory is not None:
+            console.print(memory_line(entry))
         if entry.passes:
             console.print(pass_table(entry))
         if entry.fallbacks:
@@ -38,6 +40,11 @@ def stage_table(entry: GraphRecord) -> Table:
     for stage, seconds in entry.stages.items():
         table.add_row(stage, f"{1e3 * seconds:.2f}")
     return table
+
+
+def memory_line(entry: GraphRecord) -> str:
+    """How much a call needs beside its arguments, where that was planned."""
+    return f"memory of a call: at most {entry.peak_memory:,} bytes, {entry.block_memory or 0:,} of them in the block"
 
 
 def pass_table(entry: GraphRecord) -> Table:

@@ -55,6 +55,8 @@ def test_the_plan_says_what_is_measured(function: Callable[..., Any]) -> None:
     record = ferrite.last_record()
     assert record is not None
     assert [graph.peak_memory for graph in record.graphs if graph.phase == "inference"] == [found]
+    said = f"memory of a call: at most {found:,} bytes, {kept_memory():,} of them in the block"
+    assert str(record).count(said) == 1
 
 
 def test_sizes_that_change_have_no_plan_beforehand() -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from bench import demo, first_call, measure
+from bench import demo, first_call, measure, overhead
 from bench.compare import (
     CACHE_VARIABLES,
     Case,
@@ -293,6 +293,35 @@ def make_comparison(values: Mapping[str, list[float]], metric: str = "first_call
         for number, value in enumerate(series)
     ]
     return result
+
+
+# --- what a call may cost -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("one", "many", "broken"),
+    [
+        (13e-6, 20e-6, []),
+        (13.2e-6, 20e-6, ["one kernel: 3.2 us added to the floor, wanted 3.0"]),
+        (12e-6, 22e-6, ["each further kernel: 0.53 us added to the floor, wanted 0.4"]),
+        (
+            13e-6,
+            40e-6,
+            [
+                "20 kernels: 0.80x of Inductor, wanted 0.7x",
+                "each further kernel: 1.42 us added to the floor, wanted 0.4",
+            ],
+        ),
+    ],
+)
+def test_what_ferrite_adds_to_the_floor_is_limited(one: float, many: float, broken: list[str]) -> None:
+    kernels = {"one kernel": one, f"{overhead.CHAIN} kernels": many}
+    names = ("inductor", "ferrite", "floor")
+    result = Comparison("made up", "inductor", 1, str(Plan(rounds=1)), dict.fromkeys(kernels, names))
+    for case, ours in kernels.items():
+        times = {"inductor": 50e-6, "ferrite": ours, "floor": 10e-6}
+        result.samples += [Sample(case, name, 0, 0, {"steady_call": time}) for name, time in times.items()]
+    assert overhead.verdict(result) == broken
 
 
 # --- real child processes, without torch --------------------------------------------------------------------------
