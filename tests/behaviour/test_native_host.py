@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import resource
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +25,7 @@ from ferrite.syntax import Ref
 from tests.behaviour.compare import STRICT, sharing
 from tests.behaviour.compare import compare as compare_with
 from tests.both_hosts import both_hosts
+from tests.behaviour.test_direct_calls import compiled_graphs
 
 X, W, IDS = torch.randn(6, 8), torch.randn(8, 8), torch.tensor([3, 1, 5])
 LIBRARY = {**STRICT, "products": "library"}  # products so small would be loops
@@ -46,6 +48,24 @@ def keep(x: Tensor) -> Tensor:
 
 
 @keep.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+class Watched:
+    """What a custom op looks at, and whether it was alive."""
+
+    references: list[Any] = []  # noqa: RUF012
+    alive: list[bool] = []  # noqa: RUF012
+
+
+@torch.library.custom_op("behaviour_native_host::look", mutates_args=())
+def look(x: Tensor) -> Tensor:
+    Watched.alive += [reference() is not None for reference in Watched.references]
+    return x.clone()
+
+
+@look.register_fake
 def _(x: Tensor) -> Tensor:
     return torch.empty_like(x)
 
@@ -238,6 +258,30 @@ def test_an_op_that_breaks_its_promise_is_refused_before_a_kernel_reads(host: st
     compiled = torch.compile(lambda x: halve(x, dims).exp(), backend="ferrite", options={**LIBRARY, "host": host})
     with pytest.raises(RuntimeError, match=f"gave {found} dimensions where tracing promised torch.float32 of 2"):
         compiled(X)
+
+
+@pytest.mark.parametrize("host", ["native", "python"])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_arguments_die_where_they_are_read_for_the_last_time(host: str, dynamic: bool) -> None:
+    """The list owns its tensors alone: the op in the middle finds the first one gone, and the second one alive."""
+
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        return look((x @ w).sin()) @ w + 1
+
+    graphs = compiled_graphs(function, X, W, host=host, dynamic=dynamic, products="library")
+    assert refusals() == []
+    (graph,) = graphs
+    sizes, tensors = iter((6, 8)), iter((X.clone(), W.clone()))
+    args = [next(sizes if entry.type.startswith("Sym(") else tensors) for entry in graph.program.inputs]
+    first, second = (arg for arg in args if isinstance(arg, Tensor))
+    seen = (first, first.untyped_storage(), second, second.untyped_storage())
+    Watched.references, Watched.alive = [*map(weakref.ref, seen)], []
+    del tensors, seen, first, second
+    (result,) = graph.load()(args)
+    assert Watched.alive == [False, False, True, True]
+    assert args == []
+    assert [reference() for reference in Watched.references] == [None] * 4
+    torch.testing.assert_close(result, (X @ W).sin() @ W + 1)
 
 
 def test_what_a_custom_op_keeps_is_not_written_again() -> None:
