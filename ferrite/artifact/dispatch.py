@@ -6,9 +6,12 @@ A form is data; `native_host.py` writes the instructions that make its words. Th
 handle, a list, an optional and a text are made anew for each call. It gives handles, the first in the first
 word, or one list of them.
 
-What has no form: numbers of unknown type (`Scalar`), generators, operators that write to their arguments (one
-that failed is called again, for its exception) or that give anything but tensors, and custom operators, which belong to
-Python.
+What has no form: numbers of unknown type (`Scalar`), generators, operators that give anything but tensors, and custom
+operators, which belong to Python.
+
+An operator that failed is called again, for its exception: the dispatcher only tells its words. One that writes to its
+arguments is then given copies of these (`written`), so that what the failed call left of them stays. One that does so
+with random numbers is called in Python.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from torch._ops import OpOverload
 from ferrite.errors import Unsupported
 from ferrite.graph.names import resolve
 from ferrite.host.nodes import Call
-from ferrite.syntax import Named, Ref
+from ferrite.syntax import Named, Ref, refs
 
 DTYPES = {
     torch.uint8: 0, torch.int8: 1, torch.int16: 2, torch.int32: 3, torch.int64: 4, torch.float16: 5, torch.float32: 6,
@@ -89,6 +92,7 @@ class Form:
     words: tuple[Item, ...]
     results: int  # how many words it gives
     gives_list: bool  # one word, a list of tensors
+    written: tuple[str, ...] = ()  # tensors that it writes to
 
     @property
     def length(self) -> int:
@@ -102,18 +106,25 @@ def form_of(call: Call) -> Form | None:
     if not isinstance(op, OpOverload) or not _is_plain(op):
         return None
     try:
-        words = [_word(kind, value) for kind, value in zip(_kinds(op), _arguments(call, op), strict=True)]
+        arguments = _arguments(call, op)
+        words = [_word(kind, value) for kind, value in zip(_kinds(op), arguments, strict=True)]
     except Unsupported:
         return None
     kinds = _given(op)
-    return Form(op._schema.name, op._schema.overload_name, tuple(words), len(kinds), kinds == _LIST)
+    written = refs([value for value, is_written in zip(arguments, _writes(op), strict=True) if is_written])
+    return Form(op._schema.name, op._schema.overload_name, tuple(words), len(kinds), kinds == _LIST, tuple(written))
 
 
 @cache
 def _is_plain(op: OpOverload) -> bool:
-    """Whether it writes to nothing that it is given and gives tensors only."""
-    writes = any(each.alias_info is not None and each.alias_info.is_write for each in op._schema.arguments)
-    return not writes and (_given(op) == _LIST or all(kind == "Tensor" for kind in _given(op)))
+    """Whether it gives tensors only, and what it writes depends on nothing but its arguments."""
+    is_random_write = any(_writes(op)) and torch.Tag.nondeterministic_seeded in op.tags
+    return not is_random_write and (_given(op) == _LIST or all(kind == "Tensor" for kind in _given(op)))
+
+
+@cache
+def _writes(op: OpOverload) -> tuple[bool, ...]:
+    return tuple(each.alias_info is not None and each.alias_info.is_write for each in op._schema.arguments)
 
 
 def _given(op: OpOverload) -> tuple[str, ...]:

@@ -230,18 +230,20 @@ class _Assembler:
             slot = self.computed[size] = self.slot()
             self.call("aoti_torch_get_size", handle, self.constant(dim), _address(slot), checked=True)
 
-    def _python_call(self, call: Call, results: Sequence[Value | None]) -> _PythonCall:
-        """An object that does a call in Python."""
+    def _python_call(self, call: Call, results: Sequence[Value | None], copied: Sequence[str] = ()) -> _PythonCall:
+        """An object that does a call in Python, on copies of some tensors."""
         names = list(dict.fromkeys(refs((call.args, call.kwargs))))
         tensors = {name: self._handle(name) for name in names if name in self.values}
         numbers = {name: self.number(self.numbers[name]) for name in names if name in self.numbers}
-        made = _PythonCall(call, tensors, numbers, [None if value is None else value.handle for value in results])
+        made = _PythonCall(
+            call, tensors, numbers, [None if value is None else value.handle for value in results], copied
+        )
         self.alive.append(made)
         return made
 
     def _write_dispatch(self, call: Call, form: Form, results: Sequence[Value | None]) -> None:
         """An operator through the dispatcher. If it fails, Python calls it again and raises what eager would."""
-        again = self._python_call(call, results)
+        again = self._python_call(call, results, form.written)
         stack, first = self.array([0] * form.length), len(self.words)
         for place, item in enumerate(form.words, stack):
             self._put(place, item)
@@ -586,11 +588,16 @@ class _address(int):
 
 
 class _PythonCall:
-    """Called with the address of a frame: does a call on the tensors whose handles lie there, and leaves handles of its
-    results."""
+    """Called with the address of a frame: does a call on the tensors whose handles lie there, or on copies of them, and
+    leaves handles of its results."""
 
     def __init__(
-        self, call: Call, tensors: Mapping[str, int], numbers: Mapping[str, int], results: Sequence[int | None]
+        self,
+        call: Call,
+        tensors: Mapping[str, int],
+        numbers: Mapping[str, int],
+        results: Sequence[int | None],
+        copied: Sequence[str] = (),
     ) -> None:
         target = resolve(call.target)
         self.function = target._op if isinstance(target, OpOverload) else target
@@ -598,11 +605,13 @@ class _PythonCall:
         self.tensors = tensors
         self.numbers = numbers
         self.results = results
+        self.copied = copied
         # Objects in the place of their paths now, tensors in the place of names in each call.
         self.args, self.kwargs = filled((call.args, call.kwargs), Ref)
 
     def __call__(self, frame: int) -> None:
         known: dict[str, Any] = {name: _tensor_of(_word_at(frame, slot)) for name, slot in self.tensors.items()}
+        known |= {name: known[name].clone() for name in self.copied}
         known |= {name: _word_at(frame, slot) for name, slot in self.numbers.items()}
         args, kwargs = filled((self.args, self.kwargs), known.__getitem__)
         try:
@@ -720,9 +729,7 @@ class _Raiser:
                 f"tried to allocate {asked} bytes. Error code {errno.ENOMEM} ({os.strerror(errno.ENOMEM)})"
             )
         if place in self.again:
-            said = _last_error()
-            self.again[place](frame)
-            raise RuntimeError(said)
+            self._call_again(self.again[place], frame)
         if place not in self.launches:
             raise RuntimeError(_last_error() or f"a call of {self.name} failed")
         launched = self.launches[place]
@@ -737,6 +744,18 @@ class _Raiser:
             raise
         why = "a check failed that the oracle does not see"
         raise ToolFailed("a kernel stopped", ran=launched.launch.kernel, why=why)
+
+    @staticmethod
+    def _call_again(call: _PythonCall, frame: int) -> None:
+        """Raises what the call raises. On copies that may be something else, or nothing: then the words are there that
+        the first call left."""
+        said = _last_error()
+        try:
+            call(frame)
+        except Exception as error:
+            if not call.copied or said.partition("\n")[0] in str(error):
+                raise
+        raise RuntimeError(said)
 
 
 def _word_at(frame: int, slot: int) -> int:

@@ -232,6 +232,64 @@ def test_library_ops_run_without_python(function: Callable[..., Any], called_in_
     assert [op for op in called_in_python if op != "ferrite.host.calls.as_promised"] == []
 
 
+def copied_into(cache: Tensor, at: Tensor, new: Tensor, query: Tensor) -> Tensor:
+    cache.index_copy_(1, at, new.tanh() @ W)
+    return (query @ cache.transpose(1, 2)).softmax(-1) @ cache
+
+
+def put_into(cache: Tensor, at: Tensor, new: Tensor, query: Tensor) -> Tensor:
+    cache[:, at] = new.tanh() @ W
+    return (query @ cache.transpose(1, 2)).softmax(-1) @ cache
+
+
+def scattered_into(cache: Tensor, at: Tensor, new: Tensor, query: Tensor) -> Tensor:
+    cache.scatter_(1, at[None, :, None].expand(2, 1, 8), new.tanh() @ W)
+    return (query @ cache.transpose(1, 2)).softmax(-1) @ cache
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("function", [copied_into, put_into, scattered_into], ids=lambda function: function.__name__)
+def test_caches_are_written_without_python(
+    function: Callable[..., Tensor], dynamic: bool, called_in_python: list[str]
+) -> None:
+    """What a step of decoding does; a place that is not there is eager's error."""
+    compiled = torch.compile(function, backend="ferrite", dynamic=dynamic, options=LIBRARY)
+    ours, theirs = torch.zeros(2, 6, 8), torch.zeros(2, 6, 8)
+    with torch.no_grad():
+        for step in range(4):
+            new, query = torch.randn(2, 1, 8), torch.randn(2, 1, 8)
+            found = compiled(ours, torch.tensor([step]), new, query)
+            torch.testing.assert_close(found, function(theirs, torch.tensor([step]), new, query))
+            torch.testing.assert_close(ours, theirs)
+        assert refusals() == []
+        assert [op for op in called_in_python if op.endswith("_.default") or "scatter" in op] == []
+        with pytest.raises(Exception) as expected:  # noqa: PT011
+            function(theirs, torch.tensor([9]), new, query)
+        with pytest.raises(type(expected.value)) as error:
+            compiled(ours, torch.tensor([9]), new, query)
+    assert str(error.value) == str(expected.value)
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_an_op_that_failed_in_the_middle_of_a_write_is_not_run_on_it_again() -> None:
+    """Eager has added the first number when it finds that there is no place for the second."""
+    write = Call("y", "aten.index_put_.default", (Ref("x"), [Ref("n")], Ref("v"), True), {})
+    inputs = (Input("x", "f32[4]"), Input("n", "i64[2]"), Input("v", "f32[2]"))
+    program = HostProgram("writes", inputs, (write, Return((Ref("y"),))))
+    made = native_host.assemble(program, {}, Kernels({}))  # what its words point to lives as long as it does
+    ours, theirs, places, values = torch.zeros(4), torch.zeros(4), torch.tensor([1, 9]), torch.ones(2)
+    with pytest.raises(IndexError) as expected:
+        theirs.index_put_((places,), values, accumulate=True)
+    with pytest.raises(IndexError) as found:
+        made.function([ours, places, values])
+    assert str(found.value) == str(expected.value)
+    assert theirs.tolist() == [0, 1, 0, 0]
+    assert torch.equal(ours, theirs)
+    (result,) = made.function([ours, torch.tensor([0, 1]), values])
+    assert result is ours
+    assert ours.tolist() == [1, 2, 0, 0]
+
+
 def test_gradients_of_library_ops_run_without_python(called_in_python: list[str]) -> None:
     """Attention wants other strides than convolutions like. Nobody wants the gradient of the first convolution's input:
     the op gives no tensor in its place."""
@@ -380,11 +438,11 @@ def test_a_long_program_in_a_thread_with_a_small_stack() -> None:
     views = [Call(f"v{n}", "aten.slice.Tensor", (Ref("x"), 0, n, n + 1), {}) for n in reversed(range(count))]
     joined = Call("joined", "aten.cat.default", ([Ref(view.result) for view in views],), {})
     program = HostProgram("long", (Input("x", f"f32[{count}]"),), (*views, joined, Return((Ref("joined"),))))
-    function = native_host.assemble(program, {}, Kernels({})).function
+    made = native_host.assemble(program, {}, Kernels({}))  # what its words point to lives as long as it does
     x, found = torch.arange(float(count)), []
     before = threading.stack_size(128 * 1024)
     try:
-        thread = threading.Thread(target=lambda: found.append(function([x])))
+        thread = threading.Thread(target=lambda: found.append(made.function([x])))
         thread.start()
         thread.join()
     finally:
