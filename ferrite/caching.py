@@ -194,7 +194,12 @@ def options_text(options: Options) -> Mapping[str, str]:
     if torch._dynamo.compiled_autograd.in_compiled_autograd_region or torch._dynamo.config.compiled_autograd:
         raise Unsupported("compiled autograd is on")
     texts = {name: repr(value) for name, value in with_effect(options).items()}
-    return texts | {"partitioner": str(partitioner.uuid()) if partitioner is not None else "None"}
+    if partitioner is None:
+        return texts | {"partitioner": "None"}
+    told = partitioner.uuid()
+    if told is None:
+        raise Unsupported("the partitioner says by its uuid(), None, that it is not to be cached")
+    return texts | {"partitioner": f"uuid {told}"}
 
 
 # ---- guards: expressions over the symbolic inputs in order, L['t0'], L['t1'], ...

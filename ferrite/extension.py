@@ -293,7 +293,10 @@ class _Description:
         self.met[id(value)] = len(self.met)
         self.alive.append(value)
         if callable(getattr(value, "uuid", None)) and not isinstance(value, type):
-            return f"uuid {value.uuid()}"
+            told = value.uuid()
+            if told is None:
+                raise Unsupported("a pass that you registered says by its uuid(), None, that it is not to be cached")
+            return f"uuid {told}"
         match value:
             case tuple() | list():
                 return f"{type(value).__name__} [{', '.join(map(self.of, value))}]"

@@ -26,13 +26,13 @@ from tests.cache.subject import with_inner
 
 
 class Partitioner:
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str | None) -> None:
         self.name = name
 
     def __call__(self, *_: Any, **__: Any) -> Any:
         raise NotImplementedError
 
-    def uuid(self) -> str:
+    def uuid(self) -> str | None:
         return self.name
 
 
@@ -134,6 +134,10 @@ def test_options_under_which_nothing_is_found(plain: Options) -> None:
         assert (found.outcome, name in found.reason) == ("bypass", True)
     found = looked_up(replace(plain, partitioner=lambda *_: None), scaled, torch.ones(4))
     assert (found.outcome, found.reason) == ("bypass", "the partitioner has no uuid()")
+    found = looked_up(replace(plain, partitioner=Partitioner(None)), scaled, torch.ones(4))
+    assert (found.outcome, "the partitioner says by its uuid(), None" in found.reason) == ("bypass", True)
+    named = key_of(replace(plain, partitioner=Partitioner("None")), scaled, torch.ones(4))
+    assert named != key_of(plain, scaled, torch.ones(4))
 
 
 # ---- the state of the process
@@ -325,6 +329,9 @@ def test_a_pass_that_cannot_be_told_is_not_cached(plain: Options) -> None:
     with ferrite.register_pass("post_grad", lambda graph: int(held.sum()) * 0, name="mine"):
         found = looked_up(plain, scaled, torch.ones(4))
     assert (found.outcome, "holds a tensor" in found.reason) == ("bypass", True)
+    with ferrite.register_pass("post_grad", Partitioner(None), name="mine"):
+        found = looked_up(plain, scaled, torch.ones(4))
+    assert (found.outcome, "says by its uuid(), None" in found.reason) == ("bypass", True)
 
 
 # ---- what is not cached
