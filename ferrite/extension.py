@@ -15,26 +15,20 @@ The list of what is registered is `registry`, from `register_pass` to the end of
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import inspect
-import os
-import sys
-import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
-from ferrite import errors, registry
-from ferrite.errors import CompileFault, Unsupported, UserFault
+from ferrite import registry
+from ferrite.errors import CompileFault, UserFault
 from ferrite.graph.build import fill_values
 from ferrite.graph.check import check_graph
 from ferrite.graph.ledger import ledger_of
-from ferrite.graph.names import name_of
 from ferrite.graph.order import sort_nodes
 from ferrite.graph.pattern.check import Check
 from ferrite.graph.pattern.check import if_option as if_option
@@ -43,6 +37,7 @@ from ferrite.graph.pattern.traced import TracedPattern
 from ferrite.graph.snapshot import Snapshot, changed_nodes, take
 from ferrite.graph.text import show_type
 from ferrite.graph.values import refresh, tensor_of
+from ferrite.identity import identity_of, like
 
 STAGES = ("pre_grad", "joint", "post_grad")
 
@@ -117,7 +112,7 @@ class UserPass:
         """Of everything that the pass does: its `uuid()`, or its code and what that holds and reads. The same in every
         process. Raises `Unsupported` if that has no text."""
         return hashlib.sha256(
-            f"{self.stage} {self.before} {self.after} {_identity(self.function)}".encode()
+            f"{self.stage} {self.before} {self.after} {identity_of(self.function)}".encode()
         ).hexdigest()
 
 
@@ -170,9 +165,9 @@ class _PatternPass:
 
     def uuid(self) -> str:
         parts = (self.pattern.search, self.pattern.replacement, self.pattern.extra_check, self.pattern.lowering)
-        held = (dict(self.pattern.scalars), self.pattern.joint, [*map(_like, self.pattern.inputs)], self.pattern.text)
+        held = (dict(self.pattern.scalars), self.pattern.joint, [*map(like, self.pattern.inputs)], self.pattern.text)
         settings = " ".join(map(repr, held))
-        return f"{self.pattern.name} {[_identity(part) for part in parts]} {settings}"
+        return f"{self.pattern.name} {[identity_of(part) for part in parts]} {settings}"
 
 
 def register_pattern(
@@ -258,109 +253,3 @@ def with_user_passes(stage: str, passes: Iterable[Any]) -> list[Any]:
         position = len(placed) if target is None else found[0] if entry.before else found[-1] + 1
         placed.insert(position, entry)
     return placed
-
-
-# ---- what a function of the user's does, as text that is the same in every process
-
-
-def _identity(function: Any) -> str:
-    return "" if function is None else hashlib.sha256(_Description().of(function).encode()).hexdigest()
-
-
-def _like(example: Any) -> str:
-    """What of an example input a trace may depend on."""
-    if isinstance(example, torch.Tensor):
-        return f"{example.dtype} {tuple(example.shape)} {example.stride()} {example.requires_grad}"
-    return repr(example)
-
-
-class _Description:
-    """Writes down code with all that it holds and reads: constants, defaults, closures, globals, other functions. What
-    has no text that means the same in another process is `Unsupported`, as a `uuid()` is then needed."""
-
-    def __init__(self) -> None:
-        self.met: dict[int, int] = {}
-        self.alive: list[Any] = []  # as numbers of objects that are gone would be used again
-
-    def of(self, value: Any) -> str:
-        match value:
-            case None | bool() | int() | float() | complex() | str() | bytes() | torch.dtype() | torch.device():
-                return f"{type(value).__name__} {value!r}"
-            case types.ModuleType():
-                return f"module {value.__name__} {_file_digest(getattr(value, '__file__', None))}"
-        if id(value) in self.met:
-            return f"met {self.met[id(value)]}"
-        self.met[id(value)] = len(self.met)
-        self.alive.append(value)
-        if callable(getattr(value, "uuid", None)) and not isinstance(value, type):
-            told = value.uuid()
-            if told is None:
-                raise Unsupported("a pass that you registered says by its uuid(), None, that it is not to be cached")
-            return f"uuid {told}"
-        match value:
-            case tuple() | list():
-                return f"{type(value).__name__} [{', '.join(map(self.of, value))}]"
-            case set() | frozenset():
-                return f"set [{', '.join(sorted(_Description().of(item) for item in value))}]"
-            case Mapping():
-                return f"map [{', '.join(f'{self.of(key)}: {self.of(item)}' for key, item in value.items())}]"
-            case types.CodeType():
-                parts = (value.co_code, value.co_consts, value.co_names, value.co_varnames, value.co_flags)
-                return f"code {self.of(parts)}"
-            case types.FunctionType():
-                return self._function(value)
-            case types.MethodType():
-                return f"method {self.of(value.__func__)} {self.of(value.__self__)}"
-            case functools.partial():
-                return f"partial {self.of((value.func, value.args, value.keywords))}"
-            case torch.Tensor():
-                raise Unsupported("a pass that you registered holds a tensor", why="give it a uuid() method")
-        known = name_of(value)
-        if known is not None or isinstance(value, (type, types.BuiltinFunctionType)):
-            return f"named {known or f'{value.__module__}.{value.__qualname__}'} {_file_of(value)}"
-        held = getattr(value, "__dict__", None)
-        if held is None or type(value).__module__.startswith("torch"):
-            title = f"a pass that you registered holds a {type(value).__name__}, which has no text"
-            raise Unsupported(title, why="give the pass a uuid() method")
-        return f"object {self.of(type(value))} {self.of(held)}"
-
-    def _function(self, function: types.FunctionType) -> str:
-        if function.__module__.partition(".")[0] in ("torch", "ferrite"):  # their versions are parts of the key
-            return f"function {function.__module__}.{function.__qualname__}"
-        cells = []
-        for cell in function.__closure__ or ():
-            try:
-                cells.append(self.of(cell.cell_contents))
-            except ValueError:  # not filled yet
-                cells.append("empty")
-        names = sorted(_names_of(function.__code__) & function.__globals__.keys())
-        read = [f"{name} = {self.of(function.__globals__[name])}" for name in names]
-        held = self.of((function.__code__, function.__defaults__, function.__kwdefaults__))
-        return f"function {function.__qualname__} {held} [{', '.join(cells)}] [{', '.join(read)}]"
-
-
-def _names_of(code: types.CodeType) -> set[str]:
-    """What code and the functions in it may read from outside."""
-    inner = (_names_of(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
-    return set(code.co_names).union(*inner)
-
-
-def _file_of(value: Any) -> str:
-    module = sys.modules.get(getattr(value, "__module__", None) or "")
-    return _file_digest(getattr(module, "__file__", None))
-
-
-@functools.cache
-def _file_digest(path: str | None) -> str:
-    """Of the file that a module came from; nothing for those of Python, torch and Ferrite."""
-    if not path or not path.endswith(".py") or path.startswith((_TORCH, _FERRITE)):
-        return ""
-    if path.startswith(_PYTHON) and "-packages" not in path:
-        return ""
-    try:
-        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
-    except OSError:
-        return ""
-
-
-_TORCH, _PYTHON, _FERRITE = (os.path.dirname(str(module.__file__)) + os.sep for module in (torch, os, errors))

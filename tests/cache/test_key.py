@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+import importlib
+import sys
+import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, replace
@@ -15,8 +18,10 @@ import torch
 from torch.fx import Graph, GraphModule
 
 import ferrite
-from ferrite import caching, extension, registry
+from ferrite import caching, identity, registry
 from ferrite.artifact import key as key_module
+from ferrite.errors import Unsupported
+from ferrite.identity import identity_of
 from ferrite.native import target
 from ferrite.options import Options
 from tests.cache import subject
@@ -318,10 +323,87 @@ def test_the_identity_follows_what_a_pass_holds() -> None:
 
     made = [Counting(1), Counting(2), closing(1), closing(2), functools.partial(with_inner)]
     made += [lambda graph, n=1: n * 0, lambda graph, n=2: n * 0, Counting(3).__call__]
-    digests = [extension._identity(function) for function in made]
+    digests = [identity_of(function) for function in made]
     assert len(set(digests)) == len(digests)
-    assert extension._identity(Counting(1)) == digests[0]
-    assert extension._identity(closing(2)) == digests[3]
+    assert identity_of(Counting(1)) == digests[0]
+    assert identity_of(closing(2)) == digests[3]
+
+
+def made_by(text: str, **given: Any) -> Any:
+    """What a text calls `Pass`, as a notebook or a program from standard input would make it: without a file."""
+    names = {"__name__": "__main__", **given}
+    exec(text, names)
+    return names["Pass"]
+
+
+CLASS = """
+class Pass(Base):
+    limit = {limit}
+
+    def __call__(self, graph):
+        return {result}
+"""
+
+
+def test_the_identity_of_a_class_is_its_code() -> None:
+    """Not its name, nor the file that it came from, as there may be none."""
+    base = made_by("class Pass:\n    def helper(self): return 1")
+    other = made_by("class Pass:\n    def helper(self): return 2")
+    texts = [(base, 1, "0"), (base, 1, "0 * self.limit"), (base, 2, "0"), (other, 1, "0"), (object, 1, "0")]
+    digests = [
+        identity_of(made_by(CLASS.format(limit=limit, result=result), Base=kind)()) for kind, limit, result in texts
+    ]
+    assert len(set(digests)) == len(digests)
+    assert identity_of(made_by(CLASS.format(limit=1, result="0"), Base=base)()) == digests[0]
+
+
+def test_the_identity_of_odd_things() -> None:
+    """Slots, properties, methods of C, and a function that has taken the name of one of torch's."""
+
+    class Slotted:
+        __slots__ = ("limit",)
+
+        def __init__(self, limit: int) -> None:
+            self.limit = limit
+
+    def renamed(limit: int) -> Callable[..., Any]:
+        return functools.wraps(torch.nn.functional.relu)(lambda graph: limit * 0)
+
+    def with_property(limit: int) -> type:
+        return type("Pass", (), {"limit": property(lambda self: limit), "first": functools.cached_property(len)})
+
+    makers: list[Callable[[int], Any]] = [Slotted, renamed, with_property, lambda limit: [limit].append]
+    for make in makers:
+        assert identity_of(make(1)) == identity_of(make(1)) != identity_of(make(2))
+
+
+def test_the_identity_of_a_module_is_that_of_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def digest_of(inner: str) -> str:
+        """Of a pass that calls a function of one module, which calls one of another."""
+        folder = tmp_path / inner / "ferrite_test_package"
+        (folder / "inner").mkdir(parents=True)
+        (folder / "__init__.py").write_text("from .outer import run")
+        (folder / "outer.py").write_text("from .inner.deep import LIMIT\ndef run(graph): return LIMIT * 0")
+        (folder / "inner" / "__init__.py").write_text("")
+        (folder / "inner" / "deep.py").write_text(f"LIMIT = {inner}")
+        with monkeypatch.context() as patched:
+            patched.syspath_prepend(str(folder.parent))
+            for name in [name for name in sys.modules if name.startswith("ferrite_test_package")]:
+                patched.delitem(sys.modules, name)
+            identity._digest_of_package.cache_clear()
+            package = importlib.import_module("ferrite_test_package")
+            found = identity_of(made_by("Pass = lambda graph: package.run(graph)", package=package))
+            for name in [name for name in sys.modules if name.startswith("ferrite_test_package")]:
+                del sys.modules[name]
+        return found
+
+    assert digest_of("1") != digest_of("2")
+
+
+def test_a_module_without_a_file_has_no_identity() -> None:
+    module = types.ModuleType("ferrite_test_nowhere")
+    with pytest.raises(Unsupported, match="has no file"):
+        identity_of(made_by("Pass = lambda graph: module.run(graph)", module=module))
 
 
 def test_a_pass_that_cannot_be_told_is_not_cached(plain: Options) -> None:

@@ -27,7 +27,8 @@ ARROWS: dict[str, set[str]] = {
     "report": {"artifact", "decisions", "graph", "options"},
     "registry": {"extension"},  # for the type of what it holds
     "failure": set(),
-    "extension": {"errors", "graph", "registry"},
+    "identity": {"errors", "graph"},
+    "extension": {"errors", "graph", "identity", "registry"},
     "passes": {"errors", "graph", "options", "report"},
     "numeric_check": {"decisions", "errors", "graph", "options", "passes", "report"},
     "pipeline": {
@@ -99,6 +100,7 @@ SEES_TORCH = {
     "cache",
     "caching",
     "extension",
+    "identity",
     "interface",
     "packaging",
     "schemes",

@@ -1,0 +1,205 @@
+"""What a function of the user's does, as text that is the same in every process: part of the key of a cached graph.
+
+    a function, a class      its code, with all that it holds and reads: constants, defaults, closures, globals, bases
+    an object                its class, and what it holds; or its `uuid()`
+    a module                 the sources of the package that it is part of
+    of torch, Ferrite, Python        the name, as their versions are parts of the key
+
+What has no such text is `Unsupported`: whoever registers it must give it a `uuid()`.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import sys
+import types
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+
+from ferrite.errors import Unsupported
+from ferrite.graph.names import name_of
+
+_OPERATORS = (OpOverload, OpOverloadPacket, HigherOrderOperator)
+_VERSIONED = frozenset({"torch", "ferrite"}) | sys.stdlib_module_names
+# What a class has beside its behaviour, or in another form elsewhere: what its instances hold is written down there.
+_NOT_BEHAVIOUR = frozenset({
+    "__module__", "__qualname__", "__doc__", "__dict__", "__weakref__", "__annotations__", "__annotate__",
+    "__annotate_func__", "__annotations_cache__", "__firstlineno__", "__static_attributes__", "__dataclass_fields__",
+    "__dataclass_params__", "__match_args__", "__parameters__", "__orig_bases__", "__abstractmethods__", "_abc_impl",
+})  # fmt: skip
+
+
+def identity_of(function: Any) -> str:
+    """A digest. Raises `Unsupported` if there is nothing to make it of."""
+    if function is None:
+        return ""
+    return hashlib.sha256(f"{sys.version} {_Description().of(function)}".encode()).hexdigest()
+
+
+def like(example: Any) -> str:
+    """What of an example input a trace may depend on."""
+    if isinstance(example, torch.Tensor):
+        return f"{example.dtype} {tuple(example.shape)} {example.stride()} {example.requires_grad}"
+    return repr(example)
+
+
+class _Description:
+    """Writes down a value with all that it leads to; what was met before is a number."""
+
+    def __init__(self) -> None:
+        self.met: dict[int, int] = {}
+        self.alive: list[Any] = []  # as numbers of objects that are gone would be used again
+
+    def of(self, value: Any) -> str:
+        match value:
+            case None | bool() | int() | float() | complex() | str() | bytes() | torch.dtype() | torch.device():
+                return f"{type(value).__name__} {value!r}"
+            case types.ModuleType():
+                return f"module {value.__name__} {_sources_behind(value.__name__)}"
+        if id(value) in self.met:
+            return f"met {self.met[id(value)]}"
+        self.met[id(value)] = len(self.met)
+        self.alive.append(value)
+        if callable(getattr(value, "uuid", None)) and not isinstance(value, type):
+            told = value.uuid()
+            if told is None:
+                raise Unsupported("a pass that you registered says by its uuid(), None, that it is not to be cached")
+            return f"uuid {told}"
+        match value:
+            case tuple() | list():
+                return f"{type(value).__name__} [{', '.join(map(self.of, value))}]"
+            case set() | frozenset():
+                return f"set [{', '.join(sorted(_Description().of(item) for item in value))}]"
+            case Mapping():
+                return f"map [{', '.join(f'{self.of(key)}: {self.of(item)}' for key, item in value.items())}]"
+            case types.CodeType():
+                parts = (value.co_code, value.co_consts, value.co_names, value.co_varnames, value.co_flags)
+                return f"code {self.of(parts)}"
+            case type():
+                return self._class(value)
+            case types.FunctionType():
+                return self._function(value)
+            case types.MethodType() | types.BuiltinMethodType() if not _is_free(value):
+                return f"method {value.__name__} {self.of(getattr(value, '__func__', None))} {self.of(value.__self__)}"
+            case functools.partial():
+                return f"partial {self.of((value.func, value.args, value.keywords))}"
+            case staticmethod() | classmethod():
+                return f"{type(value).__name__} {self.of(value.__func__)}"
+            case property():
+                return f"property {self.of((value.fget, value.fset, value.fdel))}"
+            case functools.cached_property():  # which has a lock beside it
+                return f"cached property {self.of(value.func)}"
+            case types.MemberDescriptorType() | types.GetSetDescriptorType():
+                return f"slot {value.__name__}"
+            case torch.Tensor():
+                raise Unsupported("a pass that you registered holds a tensor", why="give it a uuid() method")
+        return self._object(value)
+
+    def _class(self, kind: type) -> str:
+        known = name_of(kind)
+        if known is not None and _is_versioned(known):
+            return f"class {known}"
+        if not kind.__flags__ & _MADE_BY_PYTHON:
+            return f"class {known} {_sources_behind(kind.__module__)}"
+        held = [f"{name} = {self.of(item)}" for name, item in vars(kind).items() if name not in _NOT_BEHAVIOUR]
+        bases = [self.of(base) for base in (*kind.__mro__[1:], type(kind))]
+        return f"class {kind.__qualname__} [{', '.join(bases)}] [{', '.join(held)}]"
+
+    def _function(self, function: types.FunctionType) -> str:
+        known = name_of(function)
+        if known is not None and _is_versioned(known):
+            return f"function {known}"
+        cells = []
+        for cell in function.__closure__ or ():
+            try:
+                cells.append(self.of(cell.cell_contents))
+            except ValueError:  # not filled yet
+                cells.append("empty")
+        names = sorted(_names_of(function.__code__) & function.__globals__.keys())
+        if _is_versioned(str(function.__globals__.get("__name__"))):
+            names = []
+        read = [f"{name} = {self.of(function.__globals__[name])}" for name in names]
+        held = self.of((function.__code__, function.__defaults__, function.__kwdefaults__))
+        return f"function {function.__qualname__} {held} [{', '.join(cells)}] [{', '.join(read)}]"
+
+    def _object(self, value: Any) -> str:
+        known = name_of(value) if type(value).__hash__ is not None else None
+        if known is not None and (isinstance(value, _OPERATORS) or _is_versioned(known)):
+            return f"named {known}"
+        held = _held(value)
+        if held is not None and not type(value).__module__.startswith("torch"):
+            return f"object {self.of(type(value))} {self.of(held)}"
+        if known is None or type(value).__module__.startswith("torch"):
+            title = f"a pass that you registered holds a {type(value).__name__}, which has no text"
+            raise Unsupported(title, why="give the pass a uuid() method")
+        return f"named {known} {_sources_behind(known.rpartition('.')[0])}"  # written in C
+
+
+_MADE_BY_PYTHON = 1 << 9  # Py_TPFLAGS_HEAPTYPE
+
+
+def _is_free(function: Any) -> bool:
+    """Whether a function of C is one of a module, not of an object."""
+    return isinstance(function.__self__, (types.ModuleType, types.NoneType))
+
+
+def _held(value: Any) -> dict[str, Any] | None:
+    """The attributes of an object, in its dictionary or in slots; None if it has no place for any."""
+    names = [name for kind in type(value).__mro__ for name in _slots_of(kind)]
+    if not hasattr(value, "__dict__") and not names:
+        return None
+    return {name: getattr(value, name) for name in names if hasattr(value, name)} | getattr(value, "__dict__", {})
+
+
+def _slots_of(kind: type) -> list[str]:
+    return [name for name, item in vars(kind).items() if isinstance(item, types.MemberDescriptorType)]
+
+
+def _names_of(code: types.CodeType) -> set[str]:
+    """What code and the functions in it may read from outside."""
+    inner = (_names_of(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return set(code.co_names).union(*inner)
+
+
+def _is_versioned(name: str) -> bool:
+    return name.partition(".")[0] in _VERSIONED
+
+
+def _sources_behind(module: str) -> str:
+    """A digest of the package that a module belongs to, with all that is in it: what a module calls stands in others.
+    Nothing for those of Python, torch and Ferrite."""
+    if _is_versioned(module):
+        return ""
+    found = _digest_of_package(module.partition(".")[0])
+    if not found:
+        title = f"a pass that you registered reads from {module or 'a module'}, which has no file"
+        raise Unsupported(title, why="give the pass a uuid() method")
+    return found
+
+
+@functools.cache
+def _digest_of_package(name: str) -> str:
+    package = sys.modules.get(name)
+    whole, read = hashlib.sha256(), 0
+    for folder, path in _files_of(package):
+        try:
+            data = path.read_bytes()
+        except OSError:
+            return ""
+        whole.update(f"{path.relative_to(folder)} {len(data)}\n".encode() + hashlib.sha256(data).digest())
+        read += 1
+    return whole.hexdigest() if read else ""
+
+
+def _files_of(package: types.ModuleType | None) -> Iterator[tuple[Path, Path]]:
+    folders = [Path(folder) for folder in getattr(package, "__path__", ())]
+    for folder in folders:
+        yield from ((folder, path) for path in sorted(folder.rglob("*")) if path.suffix in (".py", ".so"))
+    file = getattr(package, "__file__", None)
+    if not folders and file:
+        yield Path(file).parent, Path(file)
