@@ -9,13 +9,14 @@ tensor that is not an input) is `Unsupported`: such a graph is not cached.
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch._ops import OpOverload, OpOverloadPacket
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, GraphModule, Node
 from torch.utils._pytree import tree_leaves
@@ -27,12 +28,17 @@ from ferrite.graph.text import show_graph, show_type
 
 Fields = dict[str, str]
 
-# Functions that may stand in a graph: their meaning is part of PyTorch's version, or of Python's.
-_KNOWN_MODULES = ("torch.", "operator.", "math.", "builtins.", "einops.", "higher_order.")
-_KNOWN_OPS = frozenset({"aten", "prims", "prim", "_c10d_functional", "mkldnn", "quantized", "torchvision"})
+# Functions that may stand in a graph: their meaning is part of PyTorch's version, of Python's, or of the package's own.
+_KNOWN_MODULES = ("torch", "operator", "math", "builtins")
+_KNOWN_OPS = frozenset({"aten", "prims", "prim", "_c10d_functional", "mkldnn", "quantized"})
+_VERSIONED = ("einops", "torchvision")
 _WITH_TEXT = (Node, slice, str, int, float, complex, type(None))
-_NOT_STORED = frozenset({"higher_order.autograd_function_apply", "higher_order.triton_kernel_wrapper_mutation",
-                         "higher_order.flex_attention"})  # fmt: skip
+# Higher-order operators. Of the first, what PyTorch would store is code of the user's; the second do nothing but run
+# the graphs that they are given, which are in the key. Of others PyTorch knows whether they may be stored.
+_NOT_STORED = frozenset({"autograd_function_apply", "flex_attention", "flex_attention_backward", "register_hook",
+                         "triton_kernel_wrapper_functional", "triton_kernel_wrapper_mutation"})  # fmt: skip
+_RUN_GRAPHS = frozenset({"associative_scan", "cond", "map_impl", "scan", "strict_mode", "while_loop", "wrap",
+                         "wrap_activation_checkpoint", "wrap_with_autocast", "wrap_with_set_grad_enabled"})  # fmt: skip
 
 
 def digest(fields: Mapping[str, str]) -> str:
@@ -83,8 +89,9 @@ def fields_of_machine() -> Fields:
 
 def _graph_lines(module: GraphModule, name: str = "graph") -> Iterator[str]:
     _refuse_state(module)
+    yield from _checkpoint_lines(module, name)
     for node in module.graph.nodes:
-        _check_node(module, node)
+        yield from _check_node(module, node)
         custom = node.meta.get("custom")
         if custom:
             yield f"{name} {node.name} custom {custom!r}"
@@ -107,7 +114,19 @@ def _refuse_state(module: GraphModule) -> None:
         raise Unsupported(f"the graph holds a tensor: {held[0]}")
 
 
-def _check_node(module: GraphModule, node: Node) -> None:
+def _checkpoint_lines(module: GraphModule, name: str) -> Iterator[str]:
+    """If a function of the user's chooses what is saved: it has no text, but may have the digest that PyTorch wants."""
+    chooser = module.meta.get("_checkpoint_context_fn")
+    if chooser is None:
+        return
+    told = getattr(chooser, "cache_hash", None)
+    if told is None:
+        raise Unsupported("a function without a cache_hash chooses what a checkpoint saves")
+    yield f"{name} saves by {told!r}"
+
+
+def _check_node(module: GraphModule, node: Node) -> Iterator[str]:
+    """The versions of what it calls, where PyTorch's does not say it. Raises `Unsupported` for what has no text."""
     match node.op:
         case "call_module":
             raise Unsupported(f"the graph calls a module: {node.target}")
@@ -116,17 +135,33 @@ def _check_node(module: GraphModule, node: Node) -> None:
                 raise Unsupported(f"the graph holds an object: {node.target}")
         case "call_function":
             name = name_of(node.target)
-            if name is None or name in _NOT_STORED or not _is_known(node.target, name):
-                raise Unsupported(f"the graph calls {name or node.target}, whose meaning may change")
+            if name is None:
+                raise Unsupported(f"the graph calls {node.target}, whose meaning may change")
+            yield from _versions(node.target, name, "calls")
     for leaf in tree_leaves((node.args, node.kwargs)):
-        if not isinstance(leaf, _WITH_TEXT) and leaf is not Ellipsis and name_of(leaf) is None:
+        if isinstance(leaf, _WITH_TEXT) or leaf is Ellipsis:
+            continue
+        name = name_of(leaf)
+        if name is None:
             raise Unsupported(f"{node.name} takes a {type(leaf).__name__}")
+        yield from _versions(leaf, name, "passes on")
 
 
-def _is_known(target: Any, name: str) -> bool:
-    if isinstance(target, (OpOverload, OpOverloadPacket)):
-        return name.partition(".")[0] in _KNOWN_OPS
-    return name.startswith(_KNOWN_MODULES)
+def _versions(thing: Any, name: str, does: str) -> Iterator[str]:
+    """What its meaning depends on beside PyTorch and Python. Raises `Unsupported` if nobody knows."""
+    package = name.partition(".")[0]
+    if package in _VERSIONED:
+        version = getattr(sys.modules.get(package), "__version__", None)
+        known = version is not None
+        yield f"{package} {version}"
+    elif isinstance(thing, HigherOrderOperator):
+        known = thing._name in _RUN_GRAPHS or (thing._name not in _NOT_STORED and thing.cacheable())
+    elif isinstance(thing, (OpOverload, OpOverloadPacket)):
+        known = package in _KNOWN_OPS
+    else:
+        known = package in _KNOWN_MODULES
+    if not known:
+        raise Unsupported(f"the graph {does} {name}, whose meaning may change")
 
 
 # ---- inputs and the state of the process
@@ -143,12 +178,13 @@ def _input_lines(graph: Graph) -> Iterator[str]:
             _refuse_tensor(node, value)
             storage = value.untyped_storage()._cdata
             shared = storages.setdefault(storage, position)
+            told = node.meta.get("tensor_dict", {})  # attributes of the real tensor
             marks = [
                 "parameter" if isinstance(value, torch.nn.Parameter) else "",
                 "gradient" if value.requires_grad else "",
                 "" if value.is_leaf else "made",
                 f"shares {shared} at {value.storage_offset()}" if shared != position else "",
-                f"static {kind}" if (kind := getattr(value, "_dynamo_static_input_type", None)) else "",
+                f"static {kind}" if (kind := told.get("_dynamo_static_input_type")) else "",
                 "conj" if value.is_conj() else "",
                 "neg" if value.is_neg() else "",
                 "of inference mode" if value.is_inference() else "",
@@ -199,6 +235,7 @@ def settings_lines() -> Iterator[str]:
         f"{attention.math_sdp_enabled()} {attention.cudnn_sdp_enabled()}"
     )
     yield f"autograd {torch._functorch.config.get_hash().hex()}"
+    yield f"tag {torch.compiler.config.cache_key_tag!r}"
 
 
 @cache

@@ -16,6 +16,7 @@ from unittest import mock
 import pytest
 import torch
 from torch.fx import Graph, GraphModule
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import ferrite
 from ferrite import caching, identity, registry
@@ -172,6 +173,7 @@ SWITCHES: dict[str, Callable[[], Any]] = {
     "no oneDNN": lambda: torch.backends.mkldnn.flags(enabled=False),
     "min-cut by speed": lambda: torch._functorch.config.patch(activation_memory_budget=0.5),
     "donated buffers": lambda: torch._functorch.config.patch(donated_buffer=False),
+    "tag": lambda: torch.compiler.config.patch(cache_key_tag="mine"),
 }
 
 
@@ -262,7 +264,9 @@ def test_inputs_change_the_key(plain: Options) -> None:
         "one memory": (base[:4], base[4:]),
         "one memory, overlapping": (base[:4], base[2:6]),
         "same tensor": (x, x),
+        "always at one place": (x, torch.ones(4, 6)),
     }
+    torch._dynamo.mark_static_address(cases["always at one place"][1])
     keys = {name: key_of(plain, pair, *inputs, dynamic=False) for name, inputs in cases.items()}
     assert len(set(keys.values())) == len(keys), keys
     assert key_of(plain, pair, torch.zeros(4, 6), torch.zeros(4, 6), dynamic=False) == keys["plain"]
@@ -432,6 +436,77 @@ def test_graphs_that_are_not_cached(plain: Options) -> None:
     assert found.outcome == "bypass"
     with mock.patch.object(torch.compiler.config, "force_disable_caches", True):
         assert looked_up(plain, scaled, torch.ones(4)).outcome == "off"
+
+
+def test_versions_of_other_packages_change_the_key(plain: Options, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = types.ModuleType("torchvision")
+    exec("def ferrite_test_twice(x): return x * 2", package.__dict__)
+    monkeypatch.setitem(sys.modules, "torchvision", package)
+    twice = torch._dynamo.allow_in_graph(package.ferrite_test_twice)
+    function = lambda x: twice(x) + 1
+    assert looked_up(plain, function, torch.ones(4)).outcome == "bypass"
+    keys = []
+    for version in ("1.0", "1.1", "1.0"):
+        package.__version__ = version  # type: ignore[attr-defined]
+        keys.append(key_of(plain, function, torch.ones(4)))
+    assert keys[0] == keys[2] != keys[1]
+
+
+def test_what_a_checkpoint_saves_changes_the_key(plain: Options) -> None:
+    """A function of the user's says it; its code is not looked at, but it may have a digest."""
+
+    def saves(policy: CheckpointPolicy, told: str | None) -> Callable[..., Any]:
+        choose = functools.partial(create_selective_checkpoint_contexts, lambda *_, **__: policy)
+        if told is not None:
+            choose.cache_hash = told  # type: ignore[attr-defined]
+        return lambda x: checkpoint(lambda x: (x @ x).sin(), x, use_reentrant=False, context_fn=choose)
+
+    x = torch.ones(4, 4, requires_grad=True)
+    all_of_it, nothing = CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_RECOMPUTE
+    found = looked_up(plain, saves(all_of_it, None), x)
+    assert (found.outcome, "without a cache_hash" in found.reason) == ("bypass", True)
+    one = key_of(plain, saves(all_of_it, "all"), x)
+    assert one == key_of(plain, saves(all_of_it, "all"), x) != key_of(plain, saves(nothing, "none"), x)
+
+
+def known_by_name(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+def test_functions_that_are_passed_on_are_looked_at(plain: Options) -> None:
+    """As those that are called are: a name alone says nothing about the code behind it."""
+
+    def outcome_with(argument: Any) -> caching.Lookup:
+        def backend(module: GraphModule, _: Any) -> Any:
+            call = next(iter(module.graph.find_nodes(op="call_method", target="relu")))
+            call.kwargs = {"given": argument}
+            found.append(caching.look_up(module, plain))
+            call.kwargs = {}
+            return module.forward
+
+        found: list[caching.Lookup] = []
+        torch._dynamo.reset()
+        torch.compile(scaled, backend=backend)(torch.ones(4))
+        return found[0]
+
+    for argument in (torch.float64, torch.relu, torch.ops.aten.relu.default, torch.device("cpu")):
+        assert outcome_with(argument).outcome == "miss"
+    told = outcome_with(known_by_name)
+    assert (told.outcome, "passes on tests.cache.test_key.known_by_name" in told.reason) == ("bypass", True)
+
+
+def test_higher_order_operators(plain: Options) -> None:
+    """Those that run graphs are stored; of others PyTorch is asked, but not of those that hold code of the user's."""
+    key_of(plain, lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)), torch.ones(4))
+    operators = torch.ops.higher_order
+    for name, stored in (("wrap", True), ("invoke_subgraph", True), ("call_torchbind", False), ("print", False)):
+        operator = getattr(operators, name)
+        seen = functools.partial(list, key_module._versions(operator, f"higher_order.{name}", "calls"))
+        if stored:
+            assert seen() == []
+        else:
+            with pytest.raises(Unsupported, match=f"higher_order.{name}, whose meaning may change"):
+                seen()
 
 
 # ---- why did it miss
