@@ -241,7 +241,10 @@ def settings_lines() -> Iterator[str]:
 @cache
 def source_digest() -> str:
     """Of all sources of Ferrite, since any of them may change what is made."""
-    package = Path(__file__).parents[1]
+    return digest_of_sources(Path(__file__).parents[1])
+
+
+def digest_of_sources(package: Path) -> str:
     whole = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
         whole.update(str(path.relative_to(package)).encode())
