@@ -11,9 +11,11 @@ import pytest
 import torch
 import torch._dynamo
 from torch._dynamo.utils import counters
+from torch.fx import Graph
 from torch.nn import functional
 
 import ferrite
+from ferrite.caching import MOST_UNDER_ONE_KEY
 from tests.behaviour.compare import Outcome, assert_same, assert_same_outcome, observe
 from tests.ops.check import same_bits, tensors_of
 
@@ -160,8 +162,8 @@ def test_guards_of_the_trace_hold_after_a_hit(cached: Cached) -> None:
     assert cached.said()["hit"] >= 1
 
 
-def test_guards_that_only_autograd_sees(cached: Cached) -> None:
-    """Two entries under one key: the trace of a reshape decides by the sizes, not Dynamo."""
+def test_a_shape_that_depends_on_sizes(cached: Cached) -> None:
+    """Whichever way was compiled first, and whatever was found: each size takes its own."""
 
     def folds(x: torch.Tensor) -> torch.Tensor:
         y = torch.cat([x, x])
@@ -174,6 +176,62 @@ def test_guards_that_only_autograd_sees(cached: Cached) -> None:
         for other in (10, 12):
             x = torch.randn(other)
             assert_same_result(call(x), folds(x))
+
+
+class AsksForSizes:
+    """A pass that looks at the first size of the input, so that what it leaves is right on one side of limits only."""
+
+    def __init__(self, *limits: int) -> None:
+        self.limits = limits
+
+    def __call__(self, graph: Graph) -> int:
+        sizes = [node.meta["val"] for node in graph.find_nodes(op="placeholder")]
+        rows = next(size for size in sizes if isinstance(size, torch.SymInt))
+        return sum(bool(rows > limit) for limit in self.limits) * 0
+
+    def uuid(self) -> str:
+        return f"asks for {self.limits}"
+
+
+def entries_in(folder: Path) -> list[str]:
+    return sorted(path.name[-2:] for path in (folder / "graphs").iterdir())
+
+
+def test_entries_under_one_key_differ_in_their_guards(cached: Cached, tmp_path: Path) -> None:
+    """What a trace assumed of sizes is looked at before an entry is used, and guarded on from then on."""
+
+    def plain(x: torch.Tensor) -> torch.Tensor:
+        return x.sin() * 2
+
+    few, many = torch.randn(8, 3), torch.randn(40, 3)
+    with ferrite.register_pass("post_grad", AsksForSizes(16)):
+        for x, entries in ((few, ["-0"]), (many, ["-0", "-1"])):
+            assert_same_result(cached(plain, dynamic=True)(x), plain(x))
+            assert cached.said() == {"miss": 1, "saved": 1}
+            assert entries_in(tmp_path) == entries
+        for first, second in ((few, many), (many, few)):
+            call = cached(plain, dynamic=True)
+            for number, (x, hits) in enumerate(
+                ((first, 1), (first[:5] if first is few else first[:30], 1), (second, 2))
+            ):
+                assert_same_result(call(x), plain(x))
+                assert cached.said() == {"hit": hits}, f"call {number} with {len(x)} rows"
+
+
+def test_the_last_place_under_a_key_is_used_again(cached: Cached, tmp_path: Path) -> None:
+    limits = range(10, 10 * MOST_UNDER_ONE_KEY + 20, 10)
+    sizes = [5, *(limit + 5 for limit in limits)]
+    assert len(sizes) > MOST_UNDER_ONE_KEY
+    places = [f"-{place}" for place in range(MOST_UNDER_ONE_KEY)]
+    with ferrite.register_pass("post_grad", AsksForSizes(*limits)):
+        for rows in sizes:
+            assert_same_result(cached(torch.sin, dynamic=True)(torch.ones(rows)), torch.ones(rows).sin())
+            assert cached.said() == {"miss": 1, "saved": 1}
+        assert entries_in(tmp_path) == places
+        for rows, said in ((sizes[0], "hit"), (sizes[-1], "hit"), (sizes[-2], "miss")):
+            assert_same_result(cached(torch.sin, dynamic=True)(torch.ones(rows)), torch.ones(rows).sin())
+            assert cached.said()[said] == 1
+    assert entries_in(tmp_path) == places
 
 
 def test_errors_are_those_of_eager(cached: Cached) -> None:
