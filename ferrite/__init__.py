@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import sys
 from typing import TYPE_CHECKING, Any
 
 SUPPORTED_TORCH = "2.13"
@@ -37,6 +38,10 @@ __all__ = [
     "bisect", "cache", "compile", "errors", "if_option", "last_record", "list_mode_options", "list_options",
     "register_pass", "register_pattern", "release_memory", "reset",
 ]  # fmt: skip
+
+
+if "torch" in sys.modules:  # which then must know our artifacts; else the first compile tells it of them
+    from ferrite import carried as carried
 
 
 def __getattr__(name: str) -> Any:

@@ -38,7 +38,7 @@ from torch._functorch import aot_autograd
 from torch._functorch._aot_autograd import graph_compile
 from torch._functorch._aot_autograd.schemas import AOTConfig
 from torch._guards import TracingContext
-from torch.compiler._cache import CacheArtifact, CacheArtifactFactory, CacheArtifactRecorder
+from torch.compiler._cache import CacheArtifactRecorder
 from torch.fx import GraphModule
 from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
 
@@ -50,6 +50,7 @@ from ferrite.artifact.entry import Entry, Wrapping, bundle, decode, encode, move
 from ferrite.artifact.key import Fields, digest, fields_of, fields_of_machine, sources_of
 from ferrite.artifact.outline import outline_of
 from ferrite.artifact.store import GRAPHS, OBJECTS, Store, default_folder
+from ferrite.carried import GraphArtifact
 from ferrite.errors import BrokenCache, Unsupported
 from ferrite.options import Options, from_environment, with_effect
 from ferrite.report.record import GraphRecord, Record
@@ -466,23 +467,18 @@ def _free_name(store: Store, key: str, guards: str) -> str:
 # ---- torch.compiler.save_cache_artifacts and load_cache_artifacts
 
 
-@CacheArtifactFactory.register
-class GraphArtifact(CacheArtifact):
-    """An entry that PyTorch carries to another machine, or another folder, among those of its own caches."""
-
-    @staticmethod
-    def type() -> str:
-        return "ferrite"
-
-    def populate_cache(self) -> None:
-        store = store_of(from_environment(os.environ))
-        try:
-            found = unbundle(self.content)
-        except ValueError as error:
-            log.warning("Ferrite's cache: an artifact is not used: %s", error)
-            return
+def put(data: bytes) -> None:
+    """Writes an entry that was carried here, if it is one, into the folder that the environment names."""
+    store = store_of(from_environment(os.environ))
+    try:
+        found = unbundle(data)
+        entry = decode(found.entry, found.objects.get)
+        if found.name not in _names(digest(entry.fields)):
+            raise ValueError(f"{found.name!r} is not its name")
         if store is not None:
-            write(store, found.name, found.entry, found.objects)
+            write(store, found.name, found.entry, objects_of(entry))
+    except (ValueError, LookupError) as error:
+        log.warning("Ferrite's cache: an artifact is not used: %s", error)
 
 
 def _hand_on(name: str, entry: bytes, objects: dict[str, bytes], taker: Taker | None) -> None:

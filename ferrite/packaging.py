@@ -31,7 +31,8 @@ from ferrite.artifact.key import fields_of_machine, settings_lines, show_options
 from ferrite.errors import Unsupported
 from ferrite.options import Options, from_environment, resolve
 
-_MUST_AGREE = ("cpu", "torch")  # machine code and PyTorch's own records mean nothing elsewhere
+# Machine code and PyTorch's own records mean nothing elsewhere, and host programs call what their own version has.
+_MUST_AGREE = ("cpu", "torch", "ferrite")
 
 
 class Package(SerializableCallable):
@@ -54,7 +55,7 @@ class Package(SerializableCallable):
 
     @classmethod
     def deserialize_compile_artifacts(cls, data: bytes) -> Package:
-        """Raises `RuntimeError` if the package is damaged, or made for another machine or another PyTorch."""
+        """Raises `RuntimeError` if the package is damaged, or made for another machine, PyTorch or Ferrite."""
         entry = _entry_in(data)
         here = fields_of_machine()
         _compare(entry.fields, {name: here[name] for name in _MUST_AGREE})

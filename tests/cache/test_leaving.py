@@ -9,11 +9,12 @@ import msgspec
 import pytest
 import torch
 from torch._dynamo.utils import counters
+from torch.compiler._cache import CacheArtifactManager
 from torch.nn import functional
 
 from ferrite.artifact import key
 from ferrite.artifact.entry import Bundle, unbundle
-from ferrite.caching import GraphArtifact
+from ferrite.carried import GraphArtifact
 from ferrite.packaging import Package
 from tests.behaviour.child import run_python
 
@@ -22,14 +23,14 @@ def scaled(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return functional.gelu(x @ w).softmax(-1)
 
 
-def inputs(training: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def inputs(training: bool, rows: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(3)
-    x, w = torch.randn(4, 5, generator=generator), torch.randn(5, 6, generator=generator)
+    x, w = torch.randn(rows, 5, generator=generator), torch.randn(5, 6, generator=generator)
     return x, w.requires_grad_(training)
 
 
-def outcome(call: Any, training: bool) -> list[torch.Tensor]:
-    x, w = inputs(training)
+def outcome(call: Any, training: bool, rows: int = 4) -> list[torch.Tensor]:
+    x, w = inputs(training, rows)
     result = call(x, w)
     if training:
         result.square().sum().backward()
@@ -54,6 +55,68 @@ def test_artifacts_fill_another_cache(tmp_path: Path, monkeypatch: pytest.Monkey
     for found, wanted in zip(outcome(call, training), expected, strict=True):
         assert torch.equal(found, wanted)
     assert counters["ferrite"] == {"graph_cache_hit": 1}
+
+
+WAYS = [(training, dynamic) for training in (False, True) for dynamic in (False, True)]
+FILL = """
+import sys, torch
+import ferrite
+assert "ferrite.caching" not in sys.modules
+with open({data!r}, "rb") as file:
+    told = torch.compiler.load_cache_artifacts(file.read())
+assert len(told.ferrite_artifacts) == 4, told
+from torch._dynamo.utils import counters
+from tests.cache.test_leaving import WAYS, outcomes
+results = [outcomes(*way, {{"cache": "read-only"}}) for way in WAYS]
+torch.save(results, {result!r})
+assert counters["ferrite"]["graph_cache_hit"] == 4 and not counters["ferrite"]["graph_cache_miss"], counters
+assert counters["aot_autograd"]["total"] == 0, counters
+"""
+
+
+def outcomes(training: bool, dynamic: bool, options: dict[str, str]) -> list[torch.Tensor]:
+    """In a compiler that knows nothing; of two sizes if they may vary."""
+    torch._dynamo.reset()
+    call = torch.compile(scaled, backend="ferrite", dynamic=dynamic, options=options)
+    return [tensor for rows in ((4, 7) if dynamic else (4,)) for tensor in outcome(call, training, rows)]
+
+
+def test_artifacts_fill_the_cache_of_a_new_process(tmp_path: Path) -> None:
+    """One that has said no more than `import ferrite`: without, PyTorch does not know what it reads."""
+    torch.compiler._cache.CacheArtifactManager.clear()
+    expected = [outcomes(*way, {"cache": "on", "cache_dir": str(tmp_path / "here")}) for way in WAYS]
+    data, _ = torch.compiler.save_cache_artifacts()
+    (tmp_path / "data").write_bytes(data)
+    there = {"FERRITE_CACHE": "on", "FERRITE_CACHE_DIR": str(tmp_path / "there")}
+    run_python(FILL.format(data=str(tmp_path / "data"), result=str(tmp_path / "result")), environment=there)
+    for found, wanted in zip(torch.load(tmp_path / "result"), expected, strict=True):
+        assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
+
+
+def test_an_artifact_under_a_name_that_is_not_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    torch.compiler._cache.CacheArtifactManager.clear()
+    call = torch.compile(scaled, backend="ferrite", options={"cache": "on", "cache_dir": str(tmp_path / "here")})
+    call(*inputs(training=False))
+    data, _ = torch.compiler.save_cache_artifacts()
+    (artifact,) = CacheArtifactManager.deserialize(data)["ferrite"]
+    name, content = artifact.key, artifact.content
+    monkeypatch.setenv("FERRITE_CACHE", "on")
+    monkeypatch.setenv("FERRITE_CACHE_DIR", str(tmp_path / "there"))
+    whole = unbundle(content)
+    for changed in (
+        {"name": "../../elsewhere"},
+        {"name": "0" * 64 + "-0"},
+        {"objects": dict.fromkeys(whole.objects, b"other code")},
+        {"objects": {}},
+    ):
+        caplog.clear()
+        GraphArtifact(name, msgspec.msgpack.encode(msgspec.structs.replace(whole, **changed))).populate_cache()
+        assert "an artifact is not used" in caplog.text, changed
+    assert not [path for path in (tmp_path / "there").rglob("*") if path.is_file()]
+    GraphArtifact(name, content).populate_cache()
+    assert (tmp_path / "there" / "graphs" / name).exists()
 
 
 def test_damaged_artifact_is_left_out(
@@ -104,10 +167,11 @@ def test_package_checks_what_it_is_given(monkeypatch: pytest.MonkeyPatch, tmp_pa
     lost = msgspec.structs.replace(unbundle(data), objects={})
     with pytest.raises(RuntimeError, match="is gone"):
         Package.deserialize_compile_artifacts(msgspec.msgpack.encode(lost))
-    fields = key.fields_of_machine() | {"cpu": "another one"}
-    monkeypatch.setattr("ferrite.packaging.fields_of_machine", lambda: fields)
-    with pytest.raises(RuntimeError, match="cannot run here: cpu"):
-        Package.deserialize_compile_artifacts(data)
+    here = key.fields_of_machine()
+    for name in ("cpu", "torch", "ferrite"):
+        monkeypatch.setattr("ferrite.packaging.fields_of_machine", lambda name=name: here | {name: "another one"})
+        with pytest.raises(RuntimeError, match=f"cannot run here: {name}"):
+            Package.deserialize_compile_artifacts(data)
 
 
 def test_what_cannot_be_saved_says_why() -> None:

@@ -47,7 +47,8 @@ ARROWS: dict[str, set[str]] = {
         "schedule",
     },
     "schemes": {"artifact", "errors", "options", "pipeline", "report"},
-    "caching": {"artifact", "errors", "options", "registry", "report"},
+    "carried": {"caching"},
+    "caching": {"artifact", "carried", "errors", "options", "registry", "report"},
     "cache": {"artifact", "caching", "errors", "options"},
     "command": {"cache", "errors"},
     "__main__": {"command"},
@@ -82,7 +83,7 @@ ARROWS: dict[str, set[str]] = {
         "report",
     },
     "bisection": {"backend", "graph", "passes", "report"},
-    "__init__": {"artifact", "backend", "bisection", "cache", "errors", "extension", "options", "report"},
+    "__init__": {"artifact", "backend", "bisection", "cache", "carried", "errors", "extension", "options", "report"},
 }
 # Only the record may be written to from below; the rest of `report` belongs to the door.
 KNOWS_REPORT = {
@@ -99,6 +100,7 @@ SEES_TORCH = {
     "bisection",
     "cache",
     "caching",
+    "carried",
     "extension",
     "identity",
     "interface",
