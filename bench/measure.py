@@ -9,6 +9,7 @@ What the numbers mean:
   on its own counts.
 - `first_call_cpu`: processor time of this process meanwhile, all threads, child processes not counted. A busy machine
   disturbs it less than the wall clock.
+- `cache_misses`: how often the backend asked its cache in vain during that call, or did not ask; 0 in a warm start.
 - `steady_call`: median seconds of a call after warm-up, over the `steady_calls` of one turn. Training is a forward pass
   and a backward pass. The optimizer is left out: it is not compiled here and would cost every contender the same.
 - `peak_memory`: bytes that a steady call needs beyond what the process held before it; median of a few calls. On Linux:
@@ -138,6 +139,7 @@ class ModelMeasurement:
             )
         self.call()
         metrics = {"first_call": time.perf_counter() - before, "first_call_cpu": time.process_time() - before_cpu}
+        metrics["cache_misses"] = float(cache_misses(torch._dynamo.utils.counters, self.job))
         if self.job.keeps_trace and not torch._dynamo.utils.counters["dynamo_cache"]["dynamo_cache_hit"]:
             torch.compiler.save_cache_artifacts()
         return metrics
@@ -194,6 +196,20 @@ class ModelMeasurement:
         if distance > TOLERANCE:
             raise AssertionError(f"the answer is {distance:.2g} away from eager's")
         return distance
+
+
+def cache_misses(counters: Mapping[str, Mapping[str, int]], job: Job) -> int:
+    """How often the first call asked a cache of its backend in vain, or did not ask."""
+    asked = {
+        "ferrite": {"ferrite": ("graph_cache_miss", "graph_cache_bypass")},
+        "inductor": {
+            "aot_autograd": ("autograd_cache_miss", "autograd_cache_bypass"),
+            "inductor": ("fxgraph_cache_miss", "fxgraph_cache_bypass"),
+        },
+    }.get(str(job.backend), {})
+    missed = sum(counters.get(group, {}).get(name, 0) for group, names in asked.items() for name in names)
+    traced = job.keeps_trace and not counters.get("dynamo_cache", {}).get("dynamo_cache_hit", 0)
+    return missed + int(traced)
 
 
 def largest_difference(found: object, expected: object) -> float:

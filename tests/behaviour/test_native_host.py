@@ -24,8 +24,8 @@ from ferrite.native import machine
 from ferrite.syntax import Ref
 from tests.behaviour.compare import STRICT, sharing
 from tests.behaviour.compare import compare as compare_with
-from tests.both_hosts import both_hosts
 from tests.behaviour.test_direct_calls import compiled_graphs
+from tests.both_hosts import both_hosts
 
 X, W, IDS = torch.randn(6, 8), torch.randn(8, 8), torch.tensor([3, 1, 5])
 LIBRARY = {**STRICT, "products": "library"}  # products so small would be loops

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from bench import demo, first_call, measure, overhead
+from bench import demo, first_call, measure, overhead, warm_call
 from bench.compare import (
     CACHE_VARIABLES,
     Case,
@@ -575,6 +575,67 @@ def test_no_verdict_without_numbers() -> None:
     kept, text = first_call.verdict(result, 1.15)
     assert not kept
     assert "no result" in text
+
+
+KEPT = {"dynamo": [1.0, 1.0, 9.0], "inductor": [5.0, 5.0, 45.0]}
+
+
+@pytest.mark.parametrize(
+    ("ferrite", "no_trace", "broken"),
+    [
+        ([1.1, 1.1, 9.9], [0.5, 0.5, 4.5], []),
+        ([1.3, 1.3, 11.7], [0.5, 0.5, 4.5], ["ferrite: 1.30x of dynamo"]),
+        ([1.1, 1.1, 9.9], [1.6, 1.6, 14.4], ["ferrite, no trace: 1.60x of dynamo", "0.32x of inductor"]),
+        # Pair by pair: the medians alone are 1.0 of dynamo.
+        ([9.0, 1.0, 1.0], [0.5, 0.5, 4.5], []),
+        ([1.0, 9.0, 12.0], [0.5, 0.5, 4.5], ["ferrite: 1.33x of dynamo"]),
+    ],
+)
+def test_the_verdict_on_warm_calls(ferrite: list[float], no_trace: list[float], broken: list[str]) -> None:
+    result = make_comparison({**KEPT, "ferrite": ferrite, warm_call.NO_TRACE: no_trace})
+    kept, text = warm_call.verdict(result)
+    assert kept is not bool(broken)
+    assert ("broken" in text) is bool(broken)
+    assert all(part in text for part in broken), text
+
+
+def test_the_trace_is_no_excuse_for_missing_the_share_of_inductor() -> None:
+    result = make_comparison({"dynamo": [1.0], "inductor": [3.0], "ferrite": [1.0], warm_call.NO_TRACE: [0.5]})
+    kept, text = warm_call.verdict(result)
+    assert not kept
+    assert "case, ferrite: 1.00x of dynamo (promise 1.25: kept); 0.33x of inductor (promise 0.3: broken)" in text
+
+
+@pytest.mark.parametrize("cold", ["ferrite", "inductor", warm_call.NO_TRACE])
+def test_a_start_that_compiled_is_no_warm_one(cold: str) -> None:
+    result = make_comparison({**KEPT, "ferrite": [1.0, 1.0, 9.0], warm_call.NO_TRACE: [0.5, 0.5, 4.5]})
+    assert warm_call.verdict(result)[0]
+    result.samples.append(Sample("case", cold, 1, 1, {"cache_misses": 1.0}))
+    kept, text = warm_call.verdict(result)
+    assert not kept
+    assert f"case, {cold}: not everything was found in its caches" in text
+
+
+def test_without_a_peer_a_promise_is_not_kept() -> None:
+    result = make_comparison({"dynamo": [1.0], "ferrite": [1.0], warm_call.NO_TRACE: [0.5]})
+    kept, text = warm_call.verdict(result)
+    assert not kept
+    assert "no ratio to inductor: broken" in text
+
+
+@pytest.mark.parametrize(
+    ("backend", "keeps_trace", "said", "missed"),
+    [
+        ("ferrite", False, {"ferrite": {"graph_cache_hit": 2}}, 0),
+        ("ferrite", False, {"ferrite": {"graph_cache_miss": 2, "graph_cache_bypass": 1}}, 3),
+        ("ferrite", True, {"ferrite": {"graph_cache_hit": 1}}, 1),
+        ("ferrite", True, {"dynamo_cache": {"dynamo_cache_hit": 1}}, 0),
+        ("inductor", False, {"aot_autograd": {"autograd_cache_miss": 1}, "inductor": {"fxgraph_cache_hit": 1}}, 1),
+        ("eager", False, {}, 0),
+    ],
+)
+def test_misses_are_counted(backend: str, keeps_trace: bool, said: dict[str, dict[str, int]], missed: int) -> None:
+    assert measure.cache_misses(said, measure.Job("mlp", backend=backend, keeps_trace=keeps_trace)) == missed
 
 
 def demo_result(first: Mapping[str, float], steady_seconds: Mapping[str, float], difference: float = 0.0) -> Comparison:
