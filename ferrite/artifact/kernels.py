@@ -14,7 +14,7 @@ import msgspec
 import numpy
 import torch
 
-from ferrite.errors import ToolFailed
+from ferrite.errors import ToolFailed, Unsupported
 from ferrite.loops.index import ZERO, Atom, Index, Size, evaluate, index, product
 from ferrite.loops.nodes import Program
 from ferrite.loops.rewrite import can_raise
@@ -174,6 +174,26 @@ def link(sources: Sequence[Source], code: Code) -> Kernels:
             )
     functions |= {name: _native_function(name, kernel) for name, kernel in native.items()}
     return Kernels(functions, native, code)
+
+
+@dataclass(frozen=True)
+class Listing:
+    """One kernel on its way to the processor, for people: its loops as they run, what LLVM is given, what it makes."""
+
+    loops: str
+    llvm: str
+    assembly: str
+
+
+def listing(source: Source) -> Listing:
+    """Made anew, alone in its module. Raises `Unsupported` for a kernel that has no machine code."""
+    from ferrite.native import build, emit, target
+
+    host, program = target.host(), program_of(source)
+    module = emit.emit([program], host)
+    if program.name in module.refused:
+        raise Unsupported(f"machine code for {program.name}", why=module.refused[program.name])
+    return Listing(emit.show_loops(program), module.text, build.assembly(module.text, host))
 
 
 def _facts(program: Program, spared: frozenset[str]) -> KernelFacts:

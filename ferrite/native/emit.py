@@ -79,6 +79,11 @@ def emit(programs: Sequence[Program], target: Target) -> Emitted:
     return Emitted(b.text(), tuple(names), refused, tuple(b.externals), spared)
 
 
+def show_loops(program: Program) -> str:
+    """The trees of loops that a kernel runs."""
+    return arrange(program).text()
+
+
 def _emit_one(b: Builder, program: Program) -> frozenset[str]:
     arrangement = arrange(program)
     works = [_Work(b, program, n, loop, arrangement) for n, loop in enumerate(arrangement.loops)]

@@ -3,6 +3,7 @@
 Written below `debug_dir` when the option `debug` is on:
 
     graph_0_forward/  captured.txt  transformed.txt  host.txt  output_code.py  record.txt  run.py  constants.pt
+                      kernel_0.txt  kernel_0.ll  kernel_0.s     (its loops as they run, LLVM's text, assembly)
 
 A file that cannot be written is reported once and never fails a compile.
 """
@@ -16,6 +17,7 @@ import torch
 from torch.fx import GraphModule
 
 from ferrite.artifact.compiled import CompiledGraph
+from ferrite.artifact.kernels import listing
 from ferrite.graph.query import attribute, children, family
 from ferrite.graph.text import show_graph
 from ferrite.options import Options
@@ -76,6 +78,12 @@ class DebugFolder:
         self._write("host.txt", str(compiled))
         self._write("output_code.py", compiled.code.source)
         self._write("record.txt", str(record))
+        for kernel in compiled.kernels if compiled.facts.executor == "native" else ():
+            if kernel.name not in compiled.refused:
+                shown = listing(kernel)
+                self._write(f"{kernel.name}.txt", shown.loops)
+                self._write(f"{kernel.name}.ll", shown.llvm)
+                self._write(f"{kernel.name}.s", shown.assembly)
         log.warning("Ferrite wrote debug files to %s", self._folder)
 
     def _write(self, name: str, text: str) -> None:

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import pickle
+import re
 import runpy
 import subprocess
 import sys
@@ -252,6 +253,22 @@ def test_debug_folder(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
             assert (folder / name).stat().st_size > 20, name
     assert sum(str(tmp_path / "graph_0_forward") in message for message in caplog.messages) == 1
     assert "test_records_and_logs.py" in (tmp_path / "graph_0_forward" / "captured.txt").read_text()
+
+
+def test_debug_folder_shows_every_kernel(tmp_path: Path) -> None:
+    options = STRICT | {"debug": True, "debug_dir": str(tmp_path)}
+    torch.compile(lambda x: (x.sin().sum(0), x.t().contiguous()), backend="ferrite", options=options)(
+        torch.ones(40, 50)
+    )
+    folder = tmp_path / "graph_0_inference"
+    launched = set(re.findall(r"def (kernel_\d+)", (folder / "host.txt").read_text()))
+    assert (
+        launched == {path.stem for path in folder.glob("*.ll")} == {path.stem for path in folder.glob("*.s")} != set()
+    )
+    for name in launched:
+        assert "for " in (folder / f"{name}.txt").read_text()
+        assert f"@{name}" in (folder / f"{name}.ll").read_text()
+        assert "\tret" in (folder / f"{name}.s").read_text()
 
 
 SCRIPTED: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Tensor, ...]]]] = {

@@ -34,6 +34,7 @@ ARROWS: dict[str, set[str]] = {
     "pipeline": {
         "artifact",
         "decisions",
+        "errors",
         "extension",
         "graph",
         "host",
