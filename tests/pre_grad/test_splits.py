@@ -173,13 +173,23 @@ class TestMergeNestedSplits:
         outcome = rewrites(merge_nested_splits, captured, times=3, exact=True)
         assert sections(outcome.module.graph) == [(4, 6, 6, 4, 4, 4, 4)]
 
-    def test_taken_by_negative_indices(self) -> None:
+    def test_an_item_that_is_taken_from_the_back_keeps_its_branch(self) -> None:
         def function(x: Any) -> Any:
             parts = torch.split(x, [10, 10, 12], dim=1)
-            items = [*take(parts[-3].split([4, 6], 1), 2), *take(parts[-2].split([6, 4], 1), 2), parts[-1]]
+            items = [*take(parts[0].split([4, 6], 1), 2), *take(parts[-2].split([6, 4], 1), 2), parts[2]]
             return [torch.relu(one) for one in items]
 
-        rewrites(merge_nested_splits, trace(function, [X]), times=2, left={"split": 1}, exact=True)
+        outcome = rewrites(merge_nested_splits, trace(function, [X]), times=1, exact=True)
+        assert sections(outcome.module.graph) == [(4, 6, 10, 12), (6, 4)]
+        assert any("by an index from the back" in reason for reason in outcome.reasons)
+
+    def test_others_that_are_taken_from_the_back_are_renumbered(self) -> None:
+        def function(x: Any) -> Any:
+            parts = torch.split(x, [10, 10, 12], dim=1)
+            inner = parts[0].split([4, 6], 1)
+            return [torch.relu(one) for one in (inner[-1], inner[-2], inner[0], parts[-1], parts[2])]
+
+        rewrites(merge_nested_splits, trace(function, [X]), times=1, left={"split": 1}, exact=True)
 
     def test_the_third_section_feeds_another_op(self) -> None:
         rewrites(

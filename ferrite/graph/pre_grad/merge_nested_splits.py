@@ -4,7 +4,10 @@
     a, b, c = x.split([10, 10, 12], 1); d, e = a.split([4, 6], 1); (d, e, b, c)
     ->  a, b, c, d = torch.split(x, [4, 6, 10, 12], dim=1); (a, b, c, d)
 
-Both must cut along the same dimension, and the section feed nothing else.
+Both must cut along the same dimension, and the section feed nothing else and be taken once, by its index from the
+front. Counted from the back it would be right too; the rule is that such a section keeps its split, and that costs
+nothing, because Dynamo counts from the front. It is a rule about sections that are split again: others, and sections of
+sections, may be taken twice or from the back, and are renumbered as they were counted.
 """
 
 from __future__ import annotations
@@ -49,7 +52,8 @@ def _merge(sound: Soundness, node: Node) -> Node | None:
 
     def build(new: Builder) -> list[Node]:
         made[:] = [new(torch.split, outer.source, sizes, dim=outer.dim)]
-        return [new(operator.getitem, made[0], position) for position in olds.values()]
+        counted = ((at - len(sizes) if item.args[1] < 0 else at) for item, at in olds.items())
+        return [new(operator.getitem, made[0], index) for index in counted]
 
     done = sound.rewrite(list(olds), build, each=[children[index].node for index in places])
     return made[0] if done else None
@@ -64,6 +68,8 @@ def _child(sound: Soundness, outer: Split, nodes: list[Node]) -> Split | None:
     reason = sound.only_user(inner.source, inner.node)
     if len(nodes) > 1:
         reason = f"{inner.source.name} is taken twice out of {outer.node.name}"
+    elif inner.source.args[1] < 0:
+        reason = f"{inner.source.name} is taken out of {outer.node.name} by an index from the back"
     if reason is not None:
         sound.refuse(inner.node, reason)
         return None
