@@ -2,8 +2,8 @@
 
 Users of a replaced node are evaluated again, with the new value, as long as something about theirs changes or they
 share its memory. Strides may change on the way as long as they do not reach an output or an op that nobody knows.
-What fake values say of the strides of dimensions with one element is not always what eager gives: there, a value that
-read other strides counts as changed.
+What fake values say of the strides of dimensions with one element, or of tensors with none, is not always what eager
+gives: there, a value that read other strides counts as changed.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Spread:
             if evaluated > _FARTHEST:
                 return f"other strides reach more than {_FARTHEST} nodes"
             self._overlay[node] = self._sound.evaluator.value(node, self._overlay)
-            if changed and kind(node) not in _LAYS_OUT_ANEW and _has_ones(self._overlay[node]):
+            if changed and kind(node) not in _LAYS_OUT_ANEW and _has_idle_strides(self._overlay[node]):
                 self._doubted.add(node)
             was_view, is_view = self._is_view(node)
             reason = differs(node.name, value_of(node), self._overlay[node])
@@ -106,7 +106,7 @@ class Spread:
             return f"{source.name} would be returned as {new}, not {old}"
         name = kind(node)
         # A fake `view` of sizes (2, 1, 2) with strides (4, 2, 1) as one of four is given, and raises in eager.
-        doubted = name in NEEDS_STRIDES and (source in self._doubted or _has_ones(self._overlay[source]))
+        doubted = name in NEEDS_STRIDES and (source in self._doubted or _has_idle_strides(self._overlay[source]))
         # Only aten's ops go without the name of a library.
         if name is None or "::" in name or name in _LAYOUT_MATTERS or doubted:
             return f"{node.name} would see other strides"
@@ -157,16 +157,16 @@ class Spread:
         return node in self._doubted or not same_metadata(value_of(node), self._overlay[node])
 
 
-def _has_ones(value: Any) -> bool:
-    """Whether a tensor has a dimension of one element: its stride means nothing, and may be any."""
+def _has_idle_strides(value: Any) -> bool:
+    """Whether a tensor has a dimension of one element, or of none: its stride means nothing, and may be any."""
     tensors = [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
-    return any(is_int(extent) and extent == 1 for tensor in tensors for extent in tensor.shape)
+    return any(is_int(extent) and extent <= 1 for tensor in tensors for extent in tensor.shape)
 
 
 def is_doubtful(node: Node, doubted: Container[Node]) -> bool:
     """Whether eager may give a value other strides than its fake value says: a pointwise result with dimensions of one
-    element, unless all that it reads is laid out plainly; and what is made of such a value."""
-    if kind(node) in _LAYS_OUT_ANEW or not _has_ones(value_of(node)):
+    element or of none, unless all that it reads is laid out plainly; and what is made of such a value."""
+    if kind(node) in _LAYS_OUT_ANEW or not _has_idle_strides(value_of(node)):
         return False
     if node.kwargs.get("memory_format") is torch.contiguous_format:
         return False
@@ -189,7 +189,7 @@ def _is_plain(value: Any) -> bool:
     for extent, stride in zip(reversed(value.shape), reversed(value.stride()), strict=True):
         if str(stride) != str(expected):
             return False
-        expected = expected * extent
+        expected = expected * (1 if is_int(extent) and extent == 0 else extent)
     return True
 
 

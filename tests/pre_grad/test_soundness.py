@@ -358,6 +358,12 @@ class TestLayout:
         keeps(careless_cat_of_one, lambda x: op(torch.cat([x.t()])), [x], because="would be returned as")
         rewrites(careless_cat_of_one, lambda x: torch.nan_to_num(torch.cat([x.t()])) @ x, [x], times=1)
 
+    def test_strides_of_tensors_without_elements(self) -> None:
+        """As little to be trusted: of a product by a number fake values say (2, 1, 1), eager gives (1, 0, 3)."""
+        x = torch.randn(0, 2, 3)
+        keeps(careless_cat_of_one, lambda x: torch.cat([x.movedim(2, 0)]) * 2, [x], because="would be returned as")
+        rewrites(careless_cat_of_one, lambda x: (torch.cat([x.movedim(2, 0)]) * 2).sum(), [x], times=1)
+
     def test_values_further_down_are_refreshed(self) -> None:
         """relu of the transposed value is transposed as well; the harness holds its fake value against the real one."""
         rewrites(careless_cat_of_one, lambda x: torch.cat([x.t()]).relu().exp().sum(0), [X], times=1)
