@@ -19,11 +19,12 @@ from ferrite import pipeline
 from ferrite.extension import register_pattern, with_user_passes
 from ferrite.graph.decompose import decomposition_table
 from ferrite.graph.pattern import trace as tracing
-from ferrite.graph.pattern.match import find_match
+from ferrite.graph.pattern.match import Match, find_match
 from ferrite.graph.pattern.nodes import Hole, op
 from ferrite.graph.pattern.splice import replace_by_example
 from ferrite.graph.pattern.table import PatternTable
 from ferrite.graph.pattern.traced import TracedPattern
+from ferrite.graph.strides import note_output_strides
 from ferrite.graph.text import parse_graph, show_graph
 from ferrite.options import Options, resolve
 from ferrite.registry import digest
@@ -59,7 +60,7 @@ PRODUCT = "mm = aten.mm.default(x, y)\nadd = aten.add.Tensor({})\nreturn (add,)"
 def applied(pattern: TracedPattern, module: GraphModule) -> int:
     """Apply it, and hold the results of both graphs against each other."""
     inputs = [torch.randn(node.meta["val"].shape) for node in module.graph.find_nodes(op="placeholder")]
-    expected = Interpreter(module).run(*inputs)
+    expected = Interpreter(module).run(*(value.clone() for value in inputs))
     count = pattern.apply(module.graph)
     module.graph.lint()
     assert all("val" in node.meta for node in module.graph.nodes if node.op == "call_function")
@@ -342,6 +343,103 @@ class TestAfterAutograd:
         assert len(mode.shape_env.guards) == guards
         real = torch.randn(6, 10)
         torch.testing.assert_close(module(real), program(real))
+
+
+class TestWhatOthersSee:
+    """Memory and strides of a replacement, where somebody else would notice."""
+
+    COPY = TracedPattern("copy", lambda x: x.clone(), lambda x: x.view(-1).view(x.shape), [torch.randn(2, 2)])
+
+    @pytest.mark.parametrize(
+        ("rest", "times"),
+        [
+            ("sin = aten.sin.default(clone)\nreturn (sin,)", 1),
+            ("return (clone,)", 0),
+            ("t = aten.t.default(clone)\nreturn (t,)", 0),
+            ("copy_ = aten.copy_.default(x, y)\nsin = aten.sin.default(clone)\nreturn (sin,)", 0),
+            ("fill_ = aten.fill_.Scalar(clone, 3)\nsin = aten.sin.default(clone)\nreturn (sin,)", 0),
+            ("copy_ = aten.copy_.default(y, x)\nsin = aten.sin.default(clone)\nreturn (sin,)", 1),
+        ],
+    )
+    def test_a_view_in_place_of_a_copy(self, rest: str, times: int) -> None:
+        module = graph(f"clone = aten.clone.default(x)\n{rest}", "x: f32[4, 4], y: f32[4, 4]")
+        assert applied(self.COPY, module) == times
+
+    @pytest.mark.parametrize("stage", ["joint", "post_grad"])
+    def test_a_copy_of_what_is_written_later_through_torch_compile(self, stage: str) -> None:
+        def program(x: torch.Tensor) -> torch.Tensor:
+            before = x.clone()
+            x.add_(1)
+            return before
+
+        x = torch.randn(4)
+        torch._dynamo.reset()
+        with ferrite.register_pattern(lambda x: x.clone(), lambda x: x, [torch.randn(2)], stage=stage, name="same"):
+            found = torch.compile(program, backend="ferrite", options={"strict": True})(x)
+        torch.testing.assert_close(found, x - 1)
+
+    @pytest.mark.parametrize(("returned", "times"), [("one, two", 0), ("one, neg", 1)])
+    def test_one_tensor_in_place_of_two(self, returned: str, times: int) -> None:
+        def once(x: Any) -> Any:
+            sin = x.sin()
+            return sin, sin
+
+        pattern = TracedPattern("once", lambda x: (x.sin(), x.sin()), once, [torch.randn(2)])
+        body = "one = aten.sin.default(x)\ntwo = aten.sin.default(x)\nneg = aten.neg.default(two)\n"
+        module = graph(f"{body}return ({returned},)", "x: f32[4]")
+        found = find_match(pattern.pattern, calls(module)[0])
+        assert found is not None
+        apart = Match(found.names, tuple(calls(module)[:2]), tuple(calls(module)[:2]))
+        made = replace_by_example(apart, once, [found["x"]])
+        assert isinstance(made, list) is bool(times)
+
+    @pytest.mark.parametrize(
+        ("rest", "noted", "times"),
+        [
+            ("sin = aten.sin.default(clone)\nreturn (sin,)", False, 1),
+            ("part = aten.as_strided.default(clone, [3], [1])\nsin = aten.sin.default(part)\nreturn (sin,)", False, 0),
+            ("sin = aten.sin.default(clone)\npart = aten.as_strided.default(sin, [3], [1])\nreturn (part,)", True, 0),
+            ("return (clone,)", False, 0),
+            ("return (clone,)", True, 1),
+        ],
+    )
+    def test_other_strides(self, rest: str, noted: bool, times: int) -> None:
+        """The caller's are put back after the last pass, if they were written down before the first."""
+        whole = torch.contiguous_format
+        pattern = TracedPattern(
+            "lazy", lambda x: x.cos().t().clone(memory_format=whole), lambda x: x.cos().t(), [torch.randn(2, 2)]
+        )
+        body = "cos = aten.cos.default(x)\nt = aten.t.default(cos)\n"
+        body += "clone = aten.clone.default(t, memory_format=torch.contiguous_format)\n"
+        module = graph(body + rest, "x: f32[4, 3]")
+        if noted:
+            note_output_strides(module.graph)
+        assert pattern.apply(module.graph) == times
+
+    def test_views_of_a_kept_trace_stand_in_the_memory_of_their_place(self) -> None:
+        pattern = TracedPattern(
+            "flat", lambda x: x.sin(), lambda x: x.view(-1).sin().view(x.shape), [torch.randn(2, 2)]
+        )
+        module = graph(
+            "one = aten.sin.default(x)\ntwo = aten.sin.default(y)\nreturn (one, two)", "x: f32[4, 4], y: f32[4, 4]"
+        )
+        assert applied(pattern, module) == 2
+        first = [node for node in calls(module) if node.args[0].op == "placeholder"]
+        assert len(first) == 2
+        for node in first:
+            memory = [one.meta["val"].untyped_storage()._cdata for one in (node, node.args[0])]
+            assert memory[0] == memory[1]
+
+    def test_another_end_than_the_filter_found_is_in_its_region_too(self) -> None:
+        """The filter takes the sum of rows for the other end; the one that is meant stands behind a write."""
+        pattern = TracedPattern(
+            "sums", lambda x: (x.sin(), x.sum(1)), lambda x: (x.sin(), x.sum(1)), [torch.randn(2, 2)]
+        )
+        body = "sin = aten.sin.default(x)\nrows = aten.sum.dim_IntList(x, [0])\n{}"
+        body += "columns = aten.sum.dim_IntList(x, [1])\nreturn (sin, rows, columns)"
+        inputs = "x: f32[4, 4], y: f32[4, 4]"
+        assert applied(pattern, graph(body.format(""), inputs)) == 1
+        assert applied(pattern, graph(body.format("fill_ = aten.fill_.Scalar(x, 3)\n"), inputs)) == 0
 
 
 class TestLazy:

@@ -8,6 +8,7 @@ table.py     many patterns over one graph, by the op they end in
 trace.py     a pattern from a function
 traced.py    two functions: what to look for, and what to put there
 splice.py    a function in place of what was matched
+seen.py      what others could see of that, besides its values
 lowering.py  a function that makes loops of what was matched
 text.py      patterns as text, and back
 """

@@ -11,7 +11,7 @@ of the mark; the lowering calls the function with the operands as it sees them, 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from ferrite.errors import Unsupported, UserFault
+from ferrite.graph.pattern.seen import memory_of
 from ferrite.graph.query import output_node
 from ferrite.graph.values import value_of
 
@@ -56,7 +57,9 @@ def as_call(body: GraphModule, name: str, lowering: Lowering) -> GraphModule | N
     view of one, which a call cannot give."""
     results = list(output_node(body.graph).args[0])
     inputs = body.graph.find_nodes(op="placeholder")
-    if not all(isinstance(result, Node) for result in results) or _memory(inputs) & _memory(results):
+    if not all(isinstance(result, Node) for result in results) or memory_of(list(map(value_of, inputs))) & memory_of(
+        list(map(value_of, results))
+    ):
         return None
     graph = Graph()
     operands = [graph.placeholder(node.name) for node in inputs]
@@ -69,8 +72,3 @@ def as_call(body: GraphModule, name: str, lowering: Lowering) -> GraphModule | N
         end.meta = {"val": value}
     graph.output(ends)
     return GraphModule({"body": body}, graph)
-
-
-def _memory(nodes: Sequence[Node]) -> set[int]:
-    values = map(value_of, nodes)
-    return {value.untyped_storage()._cdata for value in values if isinstance(value, torch.Tensor)}

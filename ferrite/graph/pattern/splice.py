@@ -20,6 +20,7 @@ from ferrite.graph.arguments import kind, nodes_in
 from ferrite.graph.build import value_key
 from ferrite.graph.effects import written_by
 from ferrite.graph.pattern.match import Match
+from ferrite.graph.pattern.seen import seen_by_others
 from ferrite.graph.pattern.trace import trace_after_autograd
 from ferrite.graph.query import attribute, output_node
 from ferrite.graph.spread import differs
@@ -66,9 +67,12 @@ def splice(match: Match, module: GraphModule, inputs: Sequence[Any]) -> list[Nod
     results = list(results) if isinstance(results, (list, tuple)) else [results]
     if reason := _unlike(match.ends, results) or _too_late(match.ends, module, results, inputs):
         return reason
+    pairs = zip(match.ends, _per_end(match.ends, results), strict=True)
+    by_end = [(end, result) for end, result in pairs if end is not None]
+    if reason := seen_by_others(by_end, module, inputs, place):
+        return reason
     made = _copy_calls(place, max(ends), module, inputs)
     new = {copy for node, copy in made.items() if node.op != "placeholder"}
-    by_end = [pair for pair in zip(match.ends, _per_end(match.ends, results), strict=True) if pair[0] is not None]
     _mark(by_end, made, new)
     for end, result in by_end:
         _replace(end, result, made, new)

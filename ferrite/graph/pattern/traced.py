@@ -25,6 +25,8 @@ from ferrite.graph.pattern.check import Check, objection
 from ferrite.graph.pattern.lowering import Lowering, as_call
 from ferrite.graph.pattern.match import Match, find_match
 from ferrite.graph.pattern.nodes import Op, Several, holes
+from ferrite.graph.pattern.regions import Regions
+from ferrite.graph.pattern.seen import memory_of
 from ferrite.graph.pattern.splice import splice, varying_sizes
 from ferrite.graph.pattern.table import Explain, PatternTable, may_stand_in
 from ferrite.graph.pattern.text import parse_pattern, show_pattern
@@ -176,6 +178,8 @@ class TracedPattern:
         if exact is None:
             return False
         exact = Match({**numbers, **exact.names}, exact.nodes, exact.ends)
+        if exact.nodes != match.nodes and Regions(end.graph).reach_across(exact.nodes):
+            return False
         if any(exact.names.get(name) is not match.names[name] for name in names):
             return False
         if reason := objection(self.extra_check, exact):
@@ -193,7 +197,7 @@ class TracedPattern:
         self, function: Any, values: list[Any], sizes: dict[str, Any], numbers: dict[str, Any], mode: FakeTensorMode
     ) -> GraphModule | None:
         key = (function, tuple(map(_metadata, values)), tuple(numbers.items()), tuple(sizes))
-        if sizes or key not in self._traces:
+        if sizes or key not in self._traces or (function is self.replacement and _shows_inputs(self._traces[key])):
             given = iter(values)
             arguments = [None if name in numbers else next(given) for name in parameter_names(function)]
 
@@ -259,6 +263,15 @@ def _apart(values: Sequence[Any], mode: FakeTensorMode) -> list[Any]:
     """Fake tensors like these, one for each: a trace takes the same tensor twice for one input."""
     with mode:
         return [torch.empty_strided(v.shape, v.stride(), dtype=v.dtype, device=v.device) for v in values]
+
+
+def _shows_inputs(module: GraphModule | None) -> bool:
+    """Whether a trace holds views of its inputs: their values stand in the memory of one place, and no other."""
+    if module is None:
+        return False
+    inputs = memory_of([value_of(node) for node in module.graph.find_nodes(op="placeholder")])
+    calls = memory_of([value_of(node) for node in module.graph.nodes if node.op == "call_function"])
+    return not inputs.isdisjoint(calls)
 
 
 def _metadata(value: torch.Tensor) -> tuple[Any, ...]:
