@@ -9,6 +9,7 @@ is the tuple that the stage's package defines; a stage whose tuple is empty is p
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -48,9 +49,12 @@ from ferrite.options import Options
 from ferrite.passes import edit, rewrite
 from ferrite.report.record import Fallback, GraphRecord
 from ferrite.schedule import SCHEDULE_PASSES
+from ferrite.schedule.cost import costs_of
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
+
+log = logging.getLogger(__name__)
 
 HOST_PASSES: tuple[Any, ...] = ()
 
@@ -120,6 +124,8 @@ def compile_graph(
     with record.stage("schedule"):
         lowered = rewrite(lowered, "schedule", SCHEDULE_PASSES, options, record)
         record.decisions += lowered.decisions
+        record.costs = costs_of(lowered)
+        log.info("%s reads and writes %s bytes in %d steps", record.name, f"{record.bytes:,}", len(record.costs))
     with record.stage("native"):
         lowered = rewrite(lowered, "native", NATIVE_PASSES, options, record)
     with record.stage("host"):

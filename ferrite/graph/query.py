@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -39,13 +40,24 @@ def tensors(node: Node) -> Iterator[torch.Tensor]:
         yield from (leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
 
 
-def bytes_of(node: Node) -> int:
-    """Of the first tensor that a node gives; a size that is a symbol counts as what it was in the trace."""
-    value = next(tensors(node), None)
-    if value is None:
+def hint_of(extent: Any) -> int:
+    """A size; of a symbol, what it was in the trace, and nothing if only the data knows."""
+    if isinstance(extent, int):
+        return extent
+    return int(extent.node.hint) if extent.node.has_hint() else 0
+
+
+def bytes_of_tensor(value: Any) -> int:
+    """How much memory a tensor has elements in, those that lie over one another counted once; nothing for others."""
+    if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
         return 0
-    count = value.numel()
-    return value.element_size() * (count if isinstance(count, int) else count.node.hint or 0)
+    steps = zip(value.shape, value.stride(), strict=True)
+    return value.element_size() * math.prod(hint_of(extent) for extent, step in steps if str(step) != "0")
+
+
+def bytes_of(node: Node) -> int:
+    """Of the first tensor that a node gives."""
+    return bytes_of_tensor(next(tensors(node), None))
 
 
 def written_arguments(node: Node) -> list[Node]:

@@ -15,7 +15,8 @@ from ferrite.loops.nodes import Program
 class Body:
     """One callable: its steps in order. `memory`: for a name that shares memory with others, the one name that stands
     for all of them; `writes`: for the result of a call, the names of the arguments that it writes to; `bytes`: how long
-    memory is, by the name that stands for it, unless sizes change."""
+    memory is, by the name that stands for it, unless sizes change; `about`: how many bytes a tensor has in the trace;
+    `flops`: operations of the call that makes a result, where they can be counted."""
 
     name: str
     inputs: tuple[Input, ...]
@@ -24,6 +25,8 @@ class Body:
     memory: dict[str, str] = field(default_factory=dict)
     writes: dict[str, tuple[str, ...]] = field(default_factory=dict)
     bytes: dict[str, int] = field(default_factory=dict)
+    about: dict[str, int] = field(default_factory=dict)
+    flops: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

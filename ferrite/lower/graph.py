@@ -22,7 +22,7 @@ from ferrite.decisions import Decision
 from ferrite.errors import Unsupported
 from ferrite.graph.names import name_of
 from ferrite.graph.pattern.lowering import lowering_of
-from ferrite.graph.query import attribute, family, source_line, source_place, written_arguments
+from ferrite.graph.query import attribute, bytes_of_tensor, family, source_line, source_place, written_arguments
 from ferrite.graph.text import show_type, type_of_list
 from ferrite.host.lowered import Body, Lowered
 from ferrite.host.nodes import ALLOCATE, HOLD, Call, Constant, Input, Launch, Origin
@@ -48,6 +48,7 @@ from ferrite.lower.captured import (
     size_in_bytes,
     why_in_eager,
 )
+from ferrite.lower.flops import flops_of
 from ferrite.lower.host_sizes import HostSizes
 from ferrite.lower.policy import Cost, cost_of
 from ferrite.lower.product import choose
@@ -215,6 +216,8 @@ class _OneGraph:
         self.lists: dict[Node, str] = {}  # views that an op gives as a list, by the op's node
         self.names_of: defaultdict[_Value, list[str]] = defaultdict(list)  # memory -> every name under which it exists
         self.writes: dict[str, tuple[str, ...]] = {}  # by the result of a call
+        self.about: dict[str, int] = {}  # name -> bytes
+        self.flops: dict[str, int] = {}  # by the result of a call
         self.lazy_readers: defaultdict[str, list[_Value]] = defaultdict(list)  # name -> expressions that read it
         self.draws = 0
         self.seeds = ""
@@ -242,7 +245,8 @@ class _OneGraph:
         tensors = [(names[0], v.fake) for v, names in self.names_of.items() if isinstance(v.fake, torch.Tensor)]
         bytes = {each: size_in_bytes(fake) for each, fake in tensors}
         known = {} if None in bytes.values() else bytes
-        return Body(name, tuple(self.inputs), tuple(self.steps), self.result, memory, self.writes, known)
+        steps, costs = tuple(self.steps), (self.about, self.flops)
+        return Body(name, tuple(self.inputs), steps, self.result, memory, self.writes, known, *costs)
 
     # ---- where values come from
 
@@ -263,6 +267,7 @@ class _OneGraph:
             return _Value(node, body=owned)
         name = _constant(path, owned, self.shared)
         value = _Value(node, name)
+        self.about[name] = bytes_of_tensor(owned)
         if self.shared.rules.use_rows and is_plain(owned):
             value.tensor = of_buffer(self._buffer(name, owned))
         return value
@@ -272,7 +277,7 @@ class _OneGraph:
         value, fake = _Value(node, name, root=root), node.meta.get("val")
         if not self.shared.rules.use_rows:
             return value
-        self.names_of[value.memory()].append(name)
+        self._exists(value, name)
         self.host_sizes.learn(name, fake)
         if is_plain(fake):
             try:
@@ -280,6 +285,11 @@ class _OneGraph:
             except Unsupported:
                 value.tensor = None  # a size without a form in our algebra: readers run in eager
         return value
+
+    def _exists(self, value: _Value, name: str) -> None:
+        """A value now has a name, under which its memory is known."""
+        self.names_of[value.memory()].append(name)
+        self.about[name] = bytes_of_tensor(value.fake)
 
     def _lazy(self, node: Node, tensor: Tensor, part: int | None = None, root: _Value | None = None) -> _Value:
         """A value that is an expression for now."""
@@ -365,6 +375,8 @@ class _OneGraph:
             args = (Ref(_constant("_function", node.target, self.shared)), *args)
             target = "ferrite.host.calls.call"
         self.steps.append(Call(node.name, target, args, kwargs, source_place(node)))
+        if (flops := flops_of(node)) is not None:
+            self.flops[node.name] = flops
         written = (self.values.get(argument) for argument in written_arguments(node))
         self.writes[node.name] = tuple(v.host for v in written if isinstance(v, _Value) and v.host is not None)
         root = self.values.get(node.args[0]) if node.args and isinstance(node.args[0], Node) else None
@@ -556,7 +568,7 @@ class _OneGraph:
             strides = tuple(self.host_sizes.value(stride) for stride in buffer.strides)
             call = Call(name, HOLD, (Ref(str(value.host)), strides, _NAMED_DTYPES[buffer.dtype.name]), {})
             self.steps.append(call)
-            self.names_of[value.memory()].append(name)
+            self._exists(value, name)
             value.tensor, value.is_promised = of_buffer(buffer), False
         return value.tensor
 
@@ -610,7 +622,7 @@ class _OneGraph:
         for value, buffer in zip(values, buffers, strict=True):
             value.host, value.tensor, value.is_view, value.root = buffer.name, of_buffer(buffer), False, None
             value.origins = ()
-            self.names_of[value].append(buffer.name)
+            self._exists(value, buffer.name)
 
     def _build(self, node: Node, built: Built, several: bool) -> Any:
         """Name the buffers that the row's own loops write, and run them."""
@@ -622,7 +634,7 @@ class _OneGraph:
         self._launch(tuple(replace_buffers(nest, named) for nest in built.nests), buffers, node, origins)
         values = tuple(_Value(node, buffer.name, of_buffer(buffer)) for buffer in buffers)
         for value, name in zip(values, names, strict=True):
-            self.names_of[value].append(name)
+            self._exists(value, name)
         return values if several else values[0]
 
     def _launch(
@@ -758,7 +770,7 @@ class _OneGraph:
             name = self.shared.fresh(f"{node.name}_{value.part}")
             self.steps.append(Call(name, "operator.getitem", (Ref(node.name), value.part), {}, source_place(node)))
         value.host = name  # kernels go on reading what it is a view of
-        self.names_of[value.memory()].append(name)
+        self._exists(value, name)
 
 
 def _in_a_tuple(lower: Callable[..., Any]) -> Callable[..., Any]:

@@ -10,8 +10,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ferrite.decisions import Decision
+
+if TYPE_CHECKING:
+    from ferrite.schedule.cost import StepCost
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,7 @@ class GraphRecord:
     lowered: int = 0  # calls that became loops, or arithmetic of the host
     peak_memory: int | None = None  # bytes that a call needs at most beside its arguments, if memory was planned
     block_memory: int | None = None  # bytes of them that lie in the block
+    costs: tuple[StepCost, ...] = ()  # of each step, in order
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -71,6 +76,11 @@ class GraphRecord:
         """Of the calls that are not meant for a library, how many were lowered."""
         rest = sum(fallback.count for fallback in self.fallbacks if not fallback.is_library)
         return self.lowered / (self.lowered + rest) if self.lowered + rest else 1.0
+
+    @property
+    def bytes(self) -> int:
+        """That a call reads and writes, over all its steps."""
+        return sum(cost.bytes for cost in self.costs)
 
     @property
     def seconds(self) -> float:
