@@ -25,6 +25,7 @@ from ferrite.graph.query import bytes_of, output_node
 aten = torch.ops.aten
 
 NOTED = "ferrite_output_strides"
+REALISED = "realise_to_strides"  # a pass says so of a node whose value is to be in memory, as its fake value lies
 _SAVED = (SavedForBackwardsAOTOutput, SavedForBackwardsNoVcCheckAOTOutput)
 
 

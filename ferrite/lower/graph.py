@@ -23,6 +23,7 @@ from ferrite.errors import Unsupported
 from ferrite.graph.names import name_of
 from ferrite.graph.pattern.lowering import lowering_of
 from ferrite.graph.query import attribute, bytes_of_tensor, family, source_line, source_place, written_arguments
+from ferrite.graph.strides import REALISED
 from ferrite.graph.text import show_type, type_of_list
 from ferrite.host.lowered import Body, Lowered
 from ferrite.host.nodes import ALLOCATE, HOLD, Call, Constant, Input, Launch, Origin
@@ -419,7 +420,7 @@ class _OneGraph:
         if several:
             return self._parts(node, made)
         value = self._lazy(node, self._expected(made, fakes))
-        if value.cost.store_at_once or self._frees(value):
+        if value.cost.store_at_once or self._frees(value) or node.meta.get(REALISED):
             self._store(value)
         return value
 

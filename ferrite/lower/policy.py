@@ -10,6 +10,7 @@ Pointwise values and views stay expressions and are computed again by each reade
     gradients of a weight that is used many times are added up as they come, and so is what goes past layers;
   - when a product reads it: each element is read for every row or column of the other operand;
   - when it can raise and is read by an op that may not read every element of it: eager checks them all;
+  - when a pass has marked its node (`meta["realise_to_strides"]`);
   - before anything writes to memory that it reads, if something still reads it afterwards.
 A view of a stored tensor that is needed as a tensor is made by running the view op itself, which keeps aliasing.
 """

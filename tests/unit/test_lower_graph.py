@@ -9,7 +9,14 @@ import pytest
 import torch
 
 import ferrite
+from ferrite.graph.query import calls
+from ferrite.graph.strides import REALISED
+from ferrite.graph.text import parse_graph
+from ferrite.host.nodes import ALLOCATE, Call
+from ferrite.lower.graph import Rules, lower
 from ferrite.lower.library import library_of
+
+aten = torch.ops.aten
 
 OPTIONS = {"executor": "oracle", "strict": True, "products": "library"}
 
@@ -184,3 +191,24 @@ def test_a_number_may_be_symbolic(name: str) -> None:
         record = ferrite.last_record()
         assert record is not None
         assert {fallback.op for fallback in record.fallbacks} <= set(eager)
+
+
+def test_what_a_pass_marks_is_in_memory() -> None:
+    """As its fake value lies: here channels last. Without the mark its two readers compute it again."""
+    text = """def graph(x: f32[2, 3, 4, 4].stride(48, 1, 12, 3)):
+    add = aten.add.Tensor(x, 1)
+    neg = aten.neg.default(add)
+    sqrt = aten.sqrt.default(add)
+    return (neg, sqrt)
+"""
+    allocated = []
+    for marked in (False, True):
+        module = parse_graph(text)
+        (add,) = calls(module.graph, aten.add.Tensor)
+        add.meta[REALISED] = marked
+        steps = lower(module, rules=Rules(use_rows=True)).main.steps
+        allocations = {step.result: step.args for step in steps if isinstance(step, Call) and step.target == ALLOCATE}
+        allocated.append(allocations)
+    assert allocated[0].keys() == {"neg", "sqrt"}
+    assert allocated[1].keys() == {"add", "neg", "sqrt"}
+    assert allocated[1]["add"] == ([2, 3, 4, 4], [48, 1, 12, 3])
