@@ -43,6 +43,7 @@ from ferrite.graph.query import family
 from ferrite.graph.snapshot import restore, take
 from ferrite.interface import compile_shaped
 from ferrite.options import Options, from_environment, resolve
+from ferrite.report import trace
 from ferrite.report.record import Record
 
 log = logging.getLogger(__name__)
@@ -165,8 +166,12 @@ def _from_cache(lookup: caching.Lookup, record: Record) -> Callable[..., Any] | 
     with told.stage("load"):
         if lookup.entry is not None:
             try:
-                function, graphs = caching.wrapped(lookup.entry, lookup.lines), caching.said_by(lookup.entry)
+                function = caching.wrapped(lookup.entry, lookup.lines, trace.compiled_graph)
+                graphs = caching.said_by(lookup.entry)
                 record.graphs += graphs
+                for graph in graphs:
+                    if graph.phase in lookup.entry.graphs:
+                        trace.count(graph)
             except Exception as error:
                 # The digest is right, so this is an entry that we should not have written.
                 lookup.fail(f"{type(error).__name__}: {error}")

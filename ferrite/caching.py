@@ -38,6 +38,7 @@ from torch._functorch import aot_autograd
 from torch._functorch._aot_autograd import graph_compile
 from torch._functorch._aot_autograd.schemas import AOTConfig
 from torch._guards import TracingContext
+from torch._logging import _internal as logging_of_torch
 from torch.compiler._cache import CacheArtifactRecorder
 from torch.fx import GraphModule
 from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
@@ -62,6 +63,7 @@ MOST_UNDER_ONE_KEY = 8  # entries that differ in what their sizes must satisfy
 # Options under which a compile is looked at, which a hit would skip.
 _LOOKED_AT = {"bisect_limit": None, "bisect_rewrites": None, "numeric_check": (), "debug": False, "keep_text": False,
               "explain_patterns": (), "compile_mode": "normal"}  # fmt: skip
+_GRAPH_LOGS = ("pre_grad_graphs", "post_grad_graphs")  # of TORCH_LOGS; what will run is told on a hit as well
 
 
 Taker = Callable[[bytes], None]  # who else wants an entry, as `bundle` writes it, once there is one
@@ -187,6 +189,7 @@ def _names(key: str) -> Iterator[str]:
 def options_text(options: Options) -> Mapping[str, str]:
     """Those that can change what is made. Raises `Unsupported` if what is made under them is not stored."""
     watched = [name for name, idle in _LOOKED_AT.items() if getattr(options, name) != idle]
+    watched += [name for name in _GRAPH_LOGS if logging_of_torch.log_state.is_artifact_enabled(name)]
     if watched:
         raise Unsupported(f"the compile is looked at: {', '.join(watched)}")
     partitioner: Any = options.partitioner
@@ -268,9 +271,15 @@ def _check_guards(text: str) -> None:
 # ---- a hit
 
 
-def wrapped(entry: Entry, lines: Mapping[str, str] | None = None) -> Callable[..., Any]:
-    """The function that AOTAutograd made when the graph was compiled; `lines`: the user's that are others now."""
+def wrapped(
+    entry: Entry, lines: Mapping[str, str] | None = None, tell: Callable[[CompiledGraph], None] | None = None
+) -> Callable[..., Any]:
+    """The function that AOTAutograd made when the graph was compiled; `lines`: the user's that are others now; `tell`:
+    is told of each graph that will run."""
     graphs = {phase: CompiledGraph.unpack(parcel, lines) for phase, parcel in entry.graphs.items()}
+    if tell is not None:
+        for graph in graphs.values():
+            tell(graph)
     facts = autograd_facts.unpack_whole(entry.wrapping.facts)
     backward = graphs.get("backward")
     result = _result_type()(

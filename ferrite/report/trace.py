@@ -54,15 +54,21 @@ def graph_record(record: GraphRecord, scheme: str) -> None:
     ours["graphs_compiled"] += 1
     ours[f"compiled_{record.phase}"] += 1
     ours[f"scheme_{scheme}"] += 1
+    count(record)
+    artifact(f"ferrite_record_{record.name.replace(' ', '_')}", lambda: repr(record.stages))
+    if perf_hint_log.isEnabledFor(logging.INFO):
+        for fallback in record.fallbacks:
+            perf_hint_log.info("%s runs in eager %d times: %s", fallback.op, fallback.count, fallback.reason)
+
+
+def count(record: GraphRecord) -> None:
+    """What passes changed and what runs in eager: counted where a graph is compiled, and where it is found again."""
+    ours = counters["ferrite"]
     for run in record.passes:
         if run.changed:
             ours[run.name] += run.changed
     for fallback in record.fallbacks:
         ours["fallbacks"] += fallback.count
-    artifact(f"ferrite_record_{record.name.replace(' ', '_')}", lambda: repr(record.stages))
-    if perf_hint_log.isEnabledFor(logging.INFO):
-        for fallback in record.fallbacks:
-            perf_hint_log.info("%s runs in eager %d times: %s", fallback.op, fallback.count, fallback.reason)
 
 
 def matrix_products(module: GraphModule) -> None:

@@ -16,6 +16,7 @@ from torch.nn import functional
 
 import ferrite
 from ferrite.caching import MOST_UNDER_ONE_KEY
+from tests.behaviour.child import run_python
 from tests.behaviour.compare import Outcome, assert_same, assert_same_outcome, observe
 from tests.ops.check import same_bits, tensors_of
 
@@ -285,6 +286,44 @@ def test_record_tells_what_the_compile_said(cached: Cached) -> None:
     (decision,) = warm.graphs[0].decisions
     assert decision.taken
     assert "cache" in str(warm)
+
+
+def test_counters_of_the_compile_are_counted_again(cached: Cached) -> None:
+    """But not that something was compiled."""
+
+    def counted() -> dict[str, int]:
+        ours = counters["ferrite"]
+        return {name: ours[name] for name in ours if not name.startswith(("graph", "compiled_", "scheme_"))}
+
+    make = CASES["normed"][1]
+    for training in (False, True):
+        run(cached(normed), make, training)
+        cold = counted()
+        assert cold.keys() - {"fallbacks"}, "no pass did anything"
+        assert "fallbacks" in cold or not training
+        run(cached(normed), make, training)
+        assert cached.said() == {"hit": 1}
+        assert counted() == cold
+
+
+LOGS = """
+import torch
+from ferrite import caching
+call = torch.compile(lambda x, w: (x @ w).view(-1).sin(), backend="ferrite")
+call(torch.ones(3, 4), torch.ones(4, 5))
+print(caching.latest().outcome)
+"""
+
+
+def test_logs_of_torch_are_not_empty_on_a_hit(tmp_path: Path) -> None:
+    """What runs is shown; where the graphs of a compile are to be shown, there is one."""
+    given = {"FERRITE_CACHE": "on", "FERRITE_CACHE_DIR": str(tmp_path)}
+    asked = [("", "miss", False), ("output_code", "hit", True), ("post_grad_graphs", "bypass", False)]
+    for logs, outcome, shows_code in asked:
+        child = run_python(LOGS, environment=given | ({"TORCH_LOGS": logs} if logs else {}))
+        assert child.output.split() == [outcome]
+        assert ("def graph_0_inference(args):" in child.errors) is shows_code
+    assert "graph 0 inference before post_grad" in child.errors
 
 
 def custom_sine(x: torch.Tensor) -> torch.Tensor:

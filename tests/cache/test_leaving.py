@@ -54,7 +54,8 @@ def test_artifacts_fill_another_cache(tmp_path: Path, monkeypatch: pytest.Monkey
     call = torch.compile(scaled, backend="ferrite", options={"cache": "read-only", "cache_dir": str(there)})
     for found, wanted in zip(outcome(call, training), expected, strict=True):
         assert torch.equal(found, wanted)
-    assert counters["ferrite"] == {"graph_cache_hit": 1}
+    said = {name: count for name, count in counters["ferrite"].items() if "graph" in name}
+    assert said == {"graph_cache_hit": 1}
 
 
 WAYS = [(training, dynamic) for training in (False, True) for dynamic in (False, True)]
