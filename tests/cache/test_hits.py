@@ -465,3 +465,45 @@ def test_code_that_moves_in_its_file(tmp_path: Path, host: str) -> None:
     said, told = notes(LOOKED_UP.replace("return table.sin()", "found = table.sin()\n\n    return found"))
     assert said == {"hit": 1}
     assert "model.py:4" in told
+
+
+HOSTILE = 'it\'s """ \'\'\' \\ {x} %s\n#\nraise SystemExit(\'injected\')\n""" + "#")'
+MODEL = """
+import torch
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_parameter(NAME, torch.nn.Parameter(torch.arange(4.0)))
+        self.register_buffer(NAME + "#", torch.ones(4))
+        self.add_module(NAME + ";", torch.nn.LayerNorm(4, bias=False))
+    def forward(self, index):
+        found = getattr(self, NAME + ";")(getattr(self, NAME).sin() * getattr(self, NAME + "#"))
+        return found[index].cos()
+"""
+
+
+@pytest.mark.parametrize("host", ["native", "python"])
+def test_names_that_would_be_code(tmp_path: Path, host: str) -> None:
+    """Of a file, a class and what it holds: they are shown, and never run."""
+    folder = tmp_path / "it's \"\"\"\n#\nraise SystemExit('injected') \\"
+    folder.mkdir()
+    path = folder / "model ' \" {0} %s \n raise SystemExit('injected') #.py"
+    path.write_text(MODEL)
+    names: dict[str, Any] = {"NAME": HOSTILE}
+    exec(compile(MODEL, str(path), "exec"), names)
+    linecache.clearcache()
+    torch.manual_seed(0)
+    model = names["Model"]()
+    cached = Cached(tmp_path / "cache", host=host)
+    for said in ({"miss": 1, "saved": 1}, {"hit": 1}):
+        call = cached(model)
+        index = torch.tensor([3, 0])
+        with torch.no_grad():
+            assert_same_result(call(index), model(index))
+            with pytest.raises(IndexError) as caught:
+                call(torch.tensor([1, 7]))
+        assert cached.said() == said
+        assert any("return found[index].cos()" in note for note in caught.value.__notes__)
+    for said in ({"miss": 1, "saved": 1}, {"hit": 1}):
+        cached(model)(torch.tensor([1, 2])).sum().backward()
+        assert cached.said() == said
