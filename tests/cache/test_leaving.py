@@ -12,11 +12,13 @@ from torch._dynamo.utils import counters
 from torch.compiler._cache import CacheArtifactManager
 from torch.nn import functional
 
+import ferrite
 from ferrite.artifact import key
 from ferrite.artifact.entry import Bundle, unbundle
 from ferrite.carried import GraphArtifact
 from ferrite.packaging import Package
 from tests.behaviour.child import run_python
+from tests.cache.test_hits import AsksForSizes
 
 
 def scaled(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -78,8 +80,7 @@ assert counters["aot_autograd"]["total"] == 0, counters
 def outcomes(training: bool, dynamic: bool, options: dict[str, str]) -> list[torch.Tensor]:
     """In a compiler that knows nothing; of two sizes if they may vary."""
     torch._dynamo.reset()
-    call = torch.compile(scaled, backend="ferrite", dynamic=dynamic, options=options)
-    return [tensor for rows in ((4, 7) if dynamic else (4,)) for tensor in outcome(call, training, rows)]
+    return called(torch.compile(scaled, backend="ferrite", dynamic=dynamic, options=options), training, dynamic)
 
 
 def test_artifacts_fill_the_cache_of_a_new_process(tmp_path: Path) -> None:
@@ -130,8 +131,10 @@ def test_damaged_artifact_is_left_out(
     assert not list(tmp_path.rglob("*-0"))
 
 
-def saved(path: Path, training: bool) -> Any:
-    compiled = torch.compile(scaled, backend="ferrite", fullgraph=True).aot_compile((inputs(training), {}))
+def saved(path: Path, training: bool, dynamic: bool = False) -> Any:
+    torch._dynamo.reset()
+    whole = torch.compile(scaled, backend="ferrite", fullgraph=True, dynamic=dynamic)
+    compiled = whole.aot_compile((inputs(training), {}))
     compiled.save_compiled_function(str(path))
     return compiled
 
@@ -139,23 +142,47 @@ def saved(path: Path, training: bool) -> Any:
 LOAD = """
 import torch
 from torch._dynamo.utils import counters
-from tests.cache.test_leaving import outcome
-for path, training, result in {saved!r}:
+from tests.cache.test_leaving import called
+results = []
+for path, training, dynamic in {saved!r}:
     with open(path, "rb") as file:
         call = torch.compiler.load_compiled_function(file)
-    torch.save(outcome(call, training), result)
-    assert not counters["ferrite"] and not counters["aot_autograd"], counters
+    results.append(called(call, training, dynamic))
+torch.save(results, {result!r})
+assert not counters["ferrite"] and not counters["aot_autograd"], counters
 """
 
 
+def called(call: Any, training: bool, dynamic: bool) -> list[torch.Tensor]:
+    return [tensor for rows in ((4, 7) if dynamic else (4,)) for tensor in outcome(call, training, rows)]
+
+
 def test_functions_that_are_saved_run_in_a_new_process(tmp_path: Path) -> None:
-    """One for inference and one for training."""
-    ways = [(str(tmp_path / f"function {way}"), way, str(tmp_path / f"result {way}")) for way in (False, True)]
-    expected = [outcome(saved(Path(path), training), training) for path, training, _ in ways]
-    run_python(LOAD.format(saved=ways))
-    for (_, _, result), outcomes in zip(ways, expected, strict=True):
-        for found, wanted in zip(torch.load(result), outcomes, strict=True):
-            assert torch.equal(found, wanted)
+    """For inference and for training, with sizes that vary and without."""
+    paths = [(str(tmp_path / f"function {number}"), *way) for number, way in enumerate(WAYS)]
+    expected = [called(saved(Path(path), *way), *way) for path, *way in paths]
+    run_python(LOAD.format(saved=paths, result=str(tmp_path / "result")))
+    for found, wanted in zip(torch.load(tmp_path / "result"), expected, strict=True):
+        assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
+
+
+def test_a_function_that_was_saved_asks_its_guards(tmp_path: Path) -> None:
+    """Those of Dynamo, and those of what a pass asked for while the graph was compiled."""
+    with ferrite.register_pass("post_grad", AsksForSizes(16)):
+        saved(tmp_path / "function", training=False, dynamic=True)
+    with open(tmp_path / "function", "rb") as file:
+        call = torch.compiler.load_compiled_function(file)
+    x, w = inputs(training=False, rows=9)
+    assert torch.allclose(call(x, w), scaled(x, w))
+    with torch.no_grad(), pytest.raises(RuntimeError, match="grad_mode"):
+        call(x, w)
+    with pytest.raises(RuntimeError, match="dtype mismatch"):
+        call(x.double(), w.double())
+    with pytest.raises(RuntimeError, match="requires_grad mismatch"):
+        call(x, w.clone().requires_grad_())
+    with pytest.raises(RuntimeError, match=r"size\(\)\[0\] <= 16"):
+        call(*inputs(training=False, rows=40))
+    assert torch.allclose(call(x, w), scaled(x, w))
 
 
 def test_package_checks_what_it_is_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
