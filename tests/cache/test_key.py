@@ -15,7 +15,10 @@ from unittest import mock
 
 import pytest
 import torch
-from torch.fx import Graph, GraphModule
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.experimental._backward_state import BackwardState
+from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import ferrite
@@ -436,6 +439,77 @@ def test_graphs_that_are_not_cached(plain: Options) -> None:
     assert found.outcome == "bypass"
     with mock.patch.object(torch.compiler.config, "force_disable_caches", True):
         assert looked_up(plain, scaled, torch.ones(4)).outcome == "off"
+
+
+def fake(tensor: torch.Tensor) -> torch.Tensor:
+    return FakeTensorMode(allow_non_fake_inputs=True).from_tensor(tensor)
+
+
+def captured(value: Any, edit: Callable[[Graph, Node], Any] = lambda graph, x: x, **held: Any) -> GraphModule:
+    """A graph of one input with something in it that Dynamo may give."""
+    graph = Graph()
+    x = graph.placeholder("x")
+    if value is not None:
+        x.meta["example_value"] = value
+    graph.output(edit(graph, x))
+    owner = torch.nn.Module()
+    for name, thing in held.items():
+        setattr(owner, name, thing)
+    return GraphModule(owner, graph)
+
+
+PLAIN = torch.ones(3)
+NOT_CACHED: dict[str, tuple[Callable[[], GraphModule], str]] = {
+    "a tensor that is not fake": (lambda: captured(PLAIN), "input x is no plain tensor"),
+    "mkldnn": (lambda: captured(PLAIN.to_mkldnn()), "input x is no plain tensor"),
+    "sparse": (lambda: captured(fake(PLAIN.to_sparse())), "input x is no plain tensor"),
+    "another device": (lambda: captured(fake(PLAIN.to("meta"))), "input x is no plain tensor"),
+    "a subclass": (lambda: captured(TwoTensor(PLAIN, PLAIN)), "input x is no plain tensor"),
+    "state of a backward": (lambda: captured(BackwardState()), "input x is a BackwardState"),
+    "not from Dynamo": (lambda: captured(None), "does not come from Dynamo"),
+    "a module": (
+        lambda: captured(fake(PLAIN), lambda graph, x: graph.call_module("inner", (x,)), inner=torch.nn.ReLU()),
+        "the graph calls a module: inner",
+    ),
+    "a parameter": (
+        lambda: captured(fake(PLAIN), lambda graph, x: graph.get_attr("w"), w=torch.nn.Parameter(PLAIN)),
+        "the graph holds a tensor: w",
+    ),
+    "a tensor": (
+        lambda: captured(fake(PLAIN), lambda graph, x: graph.get_attr("w"), w=torch.nn.Buffer(PLAIN)),
+        "the graph holds a tensor: w",
+    ),
+    "an object": (
+        lambda: captured(fake(PLAIN), lambda graph, x: graph.get_attr("thing"), thing=Partitioner("x")),
+        "the graph holds an object: thing",
+    ),
+    "an argument without a text": (
+        lambda: captured(fake(PLAIN), lambda graph, x: graph.call_function(torch.relu, (x, {"a": PLAIN.numpy()}))),
+        "relu takes a ndarray",
+    ),
+    "a function of the user's": (
+        lambda: captured(fake(PLAIN), lambda graph, x: graph.call_function(known_by_name, (x,))),
+        "the graph calls tests.cache.test_key.known_by_name",
+    ),
+    "a function without a name": (
+        lambda: captured(fake(PLAIN), lambda graph, x: graph.call_function(lambda x: x, (x,))),
+        "whose meaning may change",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NOT_CACHED)
+def test_what_has_no_text_is_not_cached(plain: Options, name: str) -> None:
+    make, reason = NOT_CACHED[name]
+    found = caching.look_up(make(), plain)
+    assert (found.outcome, reason in found.reason) == ("bypass", True), found.reason
+
+
+def test_nothing_is_cached_under_compiled_autograd(plain: Options) -> None:
+    with torch._dynamo.config.patch(compiled_autograd=True):
+        found = caching.look_up(captured(fake(PLAIN)), plain)
+    assert (found.outcome, found.reason) == ("bypass", "compiled autograd is on")
+    assert caching.look_up(captured(fake(PLAIN)), plain).outcome == "miss"
 
 
 def test_versions_of_other_packages_change_the_key(plain: Options, monkeypatch: pytest.MonkeyPatch) -> None:
