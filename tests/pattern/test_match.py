@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo.variables.streams  # registers the ops of streams
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, GraphModule, Node, symbolic_trace
 
 from ferrite.decisions import Decision
 from ferrite.errors import Malformed
@@ -20,6 +20,7 @@ from ferrite.graph.pattern.nodes import AllUses, Anything, Each, Hole, Op, Sever
 from ferrite.graph.pattern.regions import Regions, is_barrier
 from ferrite.graph.pattern.table import PatternTable
 from ferrite.graph.pattern.text import parse_pattern, show_pattern
+from ferrite.graph.pattern.trace import pattern_of
 from ferrite.graph.text import parse_graph, show_graph
 from ferrite.options import from_environment
 from ferrite.passes import edit
@@ -83,6 +84,31 @@ class TestExpressions:
         assert found(op(aten.sum.dim_IntList, A, (1,)), module, "one")
         assert not found(op(aten.sum.dim_IntList, A, [0]), module, "one")
         assert not found(op(aten.sum.dim_IntList, A, [1, 0]), module, "one")
+
+    @pytest.mark.parametrize(
+        ("call", "number", "fits"),
+        [
+            ("aten.mul.Tensor(x, 2.0)", 2, True),
+            ("aten.mul.Tensor(n, 2.0)", 2, False),
+            ("aten.mul.Tensor(n, 2)", 2, True),
+            ("aten.mul.Tensor(n, 1)", True, False),
+            ("aten.mul.Tensor(n, True)", 1, False),
+            ("aten.full.default([4], 1.0)", 1, False),
+            ("aten.mul.Tensor(x, -0.0)", 0.0, False),
+            ("aten.mul.Tensor(x, -0.0)", 0, False),
+            ("aten.mul.Tensor(x, -0.0)", -0.0, True),
+            ("aten.mul.Tensor(x, 0)", 0.0, True),
+        ],
+    )
+    def test_numbers_of_another_kind(self, call: str, number: Any, fits: bool) -> None:
+        """An int stands for a float where it makes no difference: in an op on floats."""
+        module = graph(f"out = {call}\nreturn (out,)", "x: f32[4], n: i64[4]")
+        assert bool(found(op([aten.mul.Tensor, aten.full.default], A, number), module, "out")) is fits
+
+    def test_the_same_name_is_the_same_number(self) -> None:
+        module = graph("one = aten.add.Tensor(x, 2)\ntwo = aten.mul.Tensor(one, 2.0)\nreturn (two,)")
+        assert not found(op(aten.mul.Tensor, op(aten.add.Tensor, A, B), B), module, "two")
+        assert found(op(aten.mul.Tensor, op(aten.add.Tensor, A, B), C), module, "two")
 
     def test_modules_and_methods(self) -> None:
         captured = trace(torch.nn.Sequential(torch.nn.Tanh(), torch.nn.ReLU()), [torch.randn(4)])
@@ -269,6 +295,21 @@ class TestKeywords:
         assert found(op("sum", A, dim=1), module, "out")
         assert not found(op("sum", A, 0), module, "out")
         assert not found(op("sum", A), module, "out")
+
+    @pytest.mark.parametrize(
+        ("call", "fits"),
+        [
+            ("x.to(torch.float64)", True),
+            ("x.to(dtype=torch.float64)", True),
+            ("x.to(torch.float32)", False),
+            ("x.to(torch.float64, copy=True)", False),
+            ("x.to(y)", False),
+        ],
+    )
+    def test_casts_by_any_spelling(self, call: str, fits: bool) -> None:
+        module = graph(f"out = {call}\nreturn (out,)")
+        pattern = pattern_of(symbolic_trace(lambda a: a.to(torch.float64)), ["a"], constants=True)
+        assert bool(found(pattern, module, "out")) is fits
 
 
 class TestCommutative:

@@ -344,6 +344,45 @@ class TestAfterAutograd:
         real = torch.randn(6, 10)
         torch.testing.assert_close(module(real), program(real))
 
+    @pytest.mark.parametrize("needed_early", [False, True])
+    def test_sizes_that_vary_of_an_input_that_stands_late(self, needed_early: bool) -> None:
+        """Read where it stands; an end before it that needs the size is left alone."""
+        mode = FakeTensorMode(shape_env=ShapeEnv())
+        varies = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC])
+        x, y = (mode.from_tensor(torch.randn(size), symbolic_context=varies) for size in (8, 6))
+        with mode:
+            module = make_fx(lambda x, y: (x.sin(), y.exp().cos()))(x, y)
+        sin, exp, cos = calls(module)
+
+        def replacement(x: Any, y: Any) -> Any:
+            ones = torch.ones(y.shape[0])
+            return (x.sin() + ones.sum() * 0 if needed_early else x.sin() + 0), y.cos() * ones
+
+        made = replace_by_example(Match({}, (sin, cos), (sin, cos)), replacement, [sin.args[0], exp])
+        module.graph.lint()
+        assert made == "exp stands after sin" if needed_early else isinstance(made, list)
+        real = torch.randn(5), torch.randn(7)
+        torch.testing.assert_close(Interpreter(module).run(*real), (real[0].sin(), real[1].exp().cos()))
+
+    @pytest.mark.parametrize(
+        ("factor", "kind", "times"), [(2, "i8", 1), (2.0, "i8", 0), (2, "f32", 1), (2.0, "f32", 1)]
+    )
+    def test_whole_numbers_and_others(self, factor: float, kind: str, times: int) -> None:
+        """100 * 2 is -56 in eight bits, and 100 * 2.0 is 200."""
+        pattern = TracedPattern("twice", lambda n, y: n * 2 + y, lambda n, y: (n + n) + y, [torch.ones(2)] * 2)
+        module = graph(
+            f"mul = aten.mul.Tensor(n, {factor})\nadd = aten.add.Tensor(mul, y)\nreturn (add,)",
+            f"n: {kind}[4], y: f32[4]",
+        )
+        assert pattern.apply(module.graph) == times
+
+    def test_scalars_are_told_from_equal_numbers_of_another_kind(self) -> None:
+        pattern = TracedPattern(
+            "power", lambda x, p: torch.hypot(x, x * p).sum(2), lambda x, p: x.sum(2), [torch.randn(2, 2, 2)],
+            scalars={"p": 2.0},
+        )  # fmt: skip
+        assert "[2]" in pattern.duplicates()
+
 
 class TestWhatOthersSee:
     """Memory and strides of a replacement, where somebody else would notice."""

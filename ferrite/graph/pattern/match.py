@@ -7,6 +7,7 @@ what one order bound is forgotten before the other is tried.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -139,7 +140,7 @@ class _Matcher:
 
     def _hole(self, name: str, alone: bool, value: Any, state: _State) -> Iterator[_State]:
         if name in state.names:
-            if _same_constant(state.names[name], value):
+            if _same_constant(state.names[name], value) and not _other_kind(state.names[name], value):
                 yield state
             else:
                 self._say(name, lambda: f"{name} is {state.names[name]!r} already, not {value!r}")
@@ -168,7 +169,10 @@ class _Matcher:
             yield begun
             return
         for pairs in _argument_pairs(pattern, value, lambda text: self._say(where, text)):
-            yield from self._in_turn(pairs, begun)
+            if any(_other_kind(*pair) for pair in pairs) and not _reads_floats(value):
+                self._say(where, lambda: f"a number of {value!r} is an int, and a float in the pattern, or the reverse")
+            else:
+                yield from self._in_turn(pairs, begun)
 
     def _each(self, pattern: Each, value: Any, state: _State) -> Iterator[_State]:
         if not isinstance(value, (list, tuple)):
@@ -235,6 +239,10 @@ def _argument_pairs(
 ) -> Iterator[list[tuple[Any, Any]]]:
     """The arguments of pattern and node side by side, by name; twice for ops whose operands may change places."""
     call, parameters = bind(node), signature(node)
+    if call is not None and parameters is None and not pattern.args:  # `to`, which sorts its arguments by type
+        if call.given == pattern.kwargs.keys():
+            yield [(pattern.kwargs[name], call[name]) for name in pattern.kwargs]
+        return
     if call is None or parameters is None:
         if len(node.args) == len(pattern.args) and node.kwargs.keys() == pattern.kwargs.keys():
             both = [*zip(pattern.args, node.args, strict=True)]
@@ -298,8 +306,19 @@ def _two_tensors(*values: Any) -> bool:
     return all(isinstance(value, Node) and not isinstance(value_of(value), numbers) for value in values)
 
 
+def _other_kind(one: Any, other: Any) -> bool:
+    """Whether one is an int and the other a float."""
+    return {type(one), type(other)} == {int, float}
+
+
+def _reads_floats(node: Node) -> bool:
+    """Whether a call gives the same with 2 as with 2.0: all tensors that it reads are floats."""
+    values = [value_of(source) for source in node.all_input_nodes]
+    return bool(values) and all(isinstance(value, torch.Tensor) and value.is_floating_point() for value in values)
+
+
 def _same_constant(one: Any, other: Any) -> bool:
-    """Equal and of one kind: 1 is not True, and 1.0 not 1, except where a default says a number."""
+    """Equal, and of one kind as far as it always matters: 1 is 1.0, but neither is True, and 0.0 is not -0.0."""
     if isinstance(one, Node) or isinstance(other, Node):
         return one is other
     if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
@@ -310,6 +329,8 @@ def _same_constant(one: Any, other: Any) -> bool:
         return str(one) == str(other)
     if one != one and other != other:
         return True
+    if type(one) in (int, float) and type(other) in (int, float) and one == other == 0:
+        return math.copysign(1, one) == math.copysign(1, other)
     return bool(one == other) if isinstance(one, (int, float)) or type(one) is type(other) else False
 
 

@@ -94,8 +94,10 @@ def _too_late(
 ) -> str | None:
     """An input (a tangent of a joint pattern) may stand after an end that is made without it."""
     reads: dict[Node, set[Node]] = {}
+    place = min(end for end in ends if end is not None)
     for node, given in zip(module.graph.find_nodes(op="placeholder"), inputs, strict=True):
-        reads[node] = {given} if isinstance(given, Node) else set()
+        source = _size_source(place, given, inputs)[0] if isinstance(given, str) and node.users else given
+        reads[node] = {source} if isinstance(source, Node) else set()
     for node in module.graph.nodes:
         if node not in reads:
             reads[node] = {read for source in node.all_input_nodes for read in reads[source]}
@@ -131,19 +133,28 @@ def _copy_calls(place: Node, last_end: Node, module: GraphModule, inputs: Sequen
 
 def _size_node(place: Node, text: str, inputs: Sequence[Any]) -> Node:
     """The graph's own number for a size that varies, read from a tensor if there is none yet."""
+    source, dim = _size_source(place, text, inputs)
+    if dim is None:
+        return source
+    graph = place.graph
+    with graph.inserting_before(place) if source < place else graph.inserting_after(source):
+        made = graph.call_function(_SIZE, (source, dim))
+    made.meta[value_key(source)] = value_of(source).shape[dim]
+    return made
+
+
+def _size_source(place: Node, text: str, inputs: Sequence[Any]) -> tuple[Node, int | None]:
+    """A number of the graph that is this size, or the first of the inputs that has it, and where."""
     for node in place.graph.nodes:
         if node is place:
             break
         if isinstance(value_of(node), torch.SymInt) and str(value_of(node)) == text:
-            return node
-    for source in inputs:
+            return node, None
+    for source in sorted(source for source in inputs if isinstance(source, Node)):
         value = value_of(source)
         for dim, extent in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
             if str(extent) == text:
-                with place.graph.inserting_before(place):
-                    made = place.graph.call_function(_SIZE, (source, dim))
-                made.meta[value_key(source)] = extent
-                return made
+                return source, dim
     raise KeyError(text)
 
 

@@ -75,7 +75,7 @@ def pattern_of(
 ) -> Op | Several:
     """The pattern that a trace stands for. `names` are those of its inputs, None for a size; `scalars` are constants of
     the trace that stand for inputs."""
-    holes = {value: name for name, value in (scalars or {}).items()}
+    holes = {(type(value), value): name for name, value in (scalars or {}).items()}
     made: dict[Node, Any] = {}
     for node, name in zip(module.graph.find_nodes(op="placeholder"), names, strict=True):
         made[node] = Hole(name) if name else Size(str(value_of(node))) if constants else Anything()
@@ -87,8 +87,8 @@ def pattern_of(
         if isinstance(part, (list, tuple)):
             nodes = any(isinstance(item, Node) and not isinstance(made[item], (Size, Anything)) for item in part)
             return [value(item) for item in part] if constants or nodes else Anything()
-        if type(part) in (int, float) and part in holes:
-            return Hole(holes[part])
+        if type(part) in (int, float) and (type(part), part) in holes:
+            return Hole(holes[type(part), part])
         if constants or part is None or isinstance(part, (str, bool)):
             return part
         return Anything()
