@@ -10,12 +10,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from ferrite.decisions import Decision
-
-if TYPE_CHECKING:
-    from ferrite.schedule.cost import StepCost
+from ferrite.step_cost import StepCost
 
 
 @dataclass(frozen=True)

@@ -9,38 +9,14 @@ knows how often they run.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from ferrite.host.lowered import Body, Lowered
 from ferrite.host.nodes import ALLOCATE, HOLD, Call, Launch
 from ferrite.loops.nodes import Program
+from ferrite.step_cost import StepCost
 from ferrite.syntax import refs
 
 PART = "operator.getitem"
-
-# Of one core, to compare steps and not to predict a time: memory past the caches (`native/stream.py` has the
-# measurement), and large products in f32.
-BYTES_PER_NANOSECOND = 20.0
-FLOPS_PER_NANOSECOND = 165.0
-
-
-@dataclass(frozen=True)
-class StepCost:
-    """`step`: the kernel or the op, and what it makes. `flops`: of library calls, where torch can count them."""
-
-    step: str
-    bytes: int
-    flops: int | None = None
-
-    @property
-    def elements(self) -> int:
-        """As if all were of four bytes."""
-        return self.bytes // 4
-
-    @property
-    def nanoseconds(self) -> float:
-        """It waits for memory or computes, whichever takes longer."""
-        return max(self.bytes / BYTES_PER_NANOSECOND, (self.flops or 0) / FLOPS_PER_NANOSECOND)
 
 
 def costs_of(lowered: Lowered) -> tuple[StepCost, ...]:

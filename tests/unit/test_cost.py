@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,11 +13,13 @@ from torch import Tensor
 
 import ferrite
 from ferrite.report.record import GraphRecord
-from ferrite.schedule.cost import BYTES_PER_NANOSECOND, FLOPS_PER_NANOSECOND, StepCost
+from ferrite.step_cost import BYTES_PER_NANOSECOND, FLOPS_PER_NANOSECOND, StepCost
 
 
-def record_of(function: Callable[..., Any], *inputs: Tensor, **how: Any) -> GraphRecord:
-    options = {"strict": True, "cache": "off", "products": "library"}
+def record_of(
+    function: Callable[..., Any], *inputs: Tensor, options: dict[str, Any] | None = None, **how: Any
+) -> GraphRecord:
+    options = {"strict": True, "cache": "off", "products": "library", **(options or {})}
     with torch.no_grad(), torch._dynamo.config.patch(capture_scalar_outputs=True):
         torch.compile(function, backend="ferrite", fullgraph=True, options=options, **how)(*inputs)
     record = ferrite.last_record()
@@ -85,6 +88,15 @@ def test_elements_and_time() -> None:
     assert cost.elements == 1000
     assert cost.nanoseconds == 3_300_000 / FLOPS_PER_NANOSECOND
     assert StepCost("kernel_0", 4000).nanoseconds == 4000 / BYTES_PER_NANOSECOND
+
+
+def test_a_graph_from_the_cache_has_its_costs_too(tmp_path: Path) -> None:
+    found = []
+    for _ in range(2):
+        torch._dynamo.reset()
+        found.append(record_of(lambda x: x + 1, torch.randn(1000), options={"cache": "on", "cache_dir": str(tmp_path)}))
+    assert found[0].costs == found[1].costs != ()
+    assert found[1].passes == found[0].passes  # it is the record of the compile that is kept
 
 
 def test_the_log_tells(caplog: pytest.LogCaptureFixture) -> None:
