@@ -26,7 +26,7 @@ from ferrite.graph.names import resolve
 from ferrite.host import packed
 from ferrite.host.check import check_program
 from ferrite.host.nodes import ALLOCATE, HostProgram
-from ferrite.host.python import PythonCode, emit, load
+from ferrite.host.python import PythonCode, emit, load, load_all
 from ferrite.host.text import show_program
 
 
@@ -117,12 +117,18 @@ class CompiledGraph:
                 raise Unsupported(f"the executor is {self.facts.executor}")
             if self.facts.device_types != ("cpu",):
                 raise Unsupported("tensors that are not on the CPU")
-            made = assemble(self.program, self.constants, kernels)
+            made = assemble(self.program, self.constants, kernels, self._functions(kernels))
         except Unsupported as error:
             self.why_python = str(error)
             return None
         self.peak, self.block, self._alive = made.peak, made.block, made.alive
         return made.function
+
+    def _functions(self, kernels: Kernels) -> Mapping[str, Callable[..., Any]]:
+        """Those that operators call, in Python."""
+        if not self.program.functions:
+            return {}
+        return load_all(self.program, self.code, self.constants, kernels.functions, resolve, _callable)
 
     def __call__(self, args: list[Any]) -> Any:
         """For whoever calls it directly: wrong arguments are an error, before anything is written. AOTAutograd behind

@@ -3,6 +3,7 @@
 `infer` finds it in one of two ways. A program of known sizes has its ops run on tensors without memory. One with sizes
 that change goes by rules of its own, in which sizes are polynomials over the numbers that the program is given; what an
 op in eager gives there is known to be a tensor, and its sizes are asked of it when it exists, if somebody needs them.
+So does a program with functions that operators call: nobody knows beforehand how often they run, and what they give.
 
 Neither way looks at how the program is run: that is `native_host.py`.
 """
@@ -21,7 +22,7 @@ from torch._ops import OpOverload
 from ferrite.errors import Malformed, Unsupported
 from ferrite.graph.names import resolve
 from ferrite.graph.text import read_type, split_type
-from ferrite.host.nodes import ALLOCATE, HOLD, Call, HostProgram, Launch
+from ferrite.host.nodes import ALLOCATE, HOLD, Call, HostProgram, Launch, Return
 from ferrite.loops import index as sizes_of_loops
 from ferrite.loops.index import Index, constant, divides, maximum, minimum, of_atom, product
 from ferrite.loops.index import size as symbol
@@ -69,17 +70,20 @@ class Value:
 
 @dataclass(frozen=True)
 class Several:
-    """What a call gives that gives several tensors, or None in the place of one."""
+    """What a call gives that gives several tensors, or None in the place of one; `numbers`: sizes in the place of
+    tensors, by position."""
 
     parts: tuple[Value | None, ...]
+    numbers: Mapping[int, Index] = field(default_factory=dict)
 
 
 @dataclass
 class Values:
-    """All values of a program, by name. `numbers`: sizes; `given`: those of them that are arguments of the program;
-    `views`: results that are views for sure; `taken`: parts of several that have a name of their own; `escaped`: roots
-    that somebody else may keep."""
+    """All values of a program, by name. `changing`: whether sizes are not all known; `numbers`: sizes; `given`: those
+    of them that are arguments of the program; `views`: results that are views for sure; `taken`: parts of several that
+    have a name of their own; `escaped`: roots that somebody else may keep."""
 
+    changing: bool = False
     tensors: dict[str, Value] = field(default_factory=dict)
     several: dict[str, Several] = field(default_factory=dict)
     numbers: dict[str, Index] = field(default_factory=dict)
@@ -87,6 +91,10 @@ class Values:
     views: set[str] = field(default_factory=set)
     taken: set[int] = field(default_factory=set)
     escaped: set[str] = field(default_factory=set)
+
+    def is_own(self, call: Call) -> bool:
+        """Whether a call makes memory that we allocate: by itself, or as a product that writes where it is told to."""
+        return call.target == ALLOCATE or (call.target in PRODUCTS and not self.tensors[call.result].is_promised)
 
     def term(self, value: Any) -> Index:
         """A size as it stands in the program: a literal or a name."""
@@ -100,8 +108,8 @@ class Values:
 
 def infer(program: HostProgram, constants: Mapping[str, Any]) -> Values:
     """Raises `Unsupported` for a program that has other values than plain tensors and whole numbers."""
-    values = Values()
-    changing = any(entry.type.startswith("Sym(") for entry in program.inputs)
+    changing = bool(program.functions) or any(entry.type.startswith("Sym(") for entry in program.inputs)
+    values = Values(changing)
     walk: _Known | _Changing = _Changing(values) if changing else _Known(values)
     walk.inputs(program)
     for name, tensor in constants.items():
@@ -122,6 +130,9 @@ def infer(program: HostProgram, constants: Mapping[str, Any]) -> Values:
 
 def _take_part(call: Call, values: Values) -> None:
     source, index = call.args
+    if source.name in values.several and index in values.several[source.name].numbers:
+        values.numbers[call.result] = values.several[source.name].numbers[index]
+        return
     part = values.several[source.name].parts[index] if source.name in values.several else None
     if part is None or id(part) in values.taken:
         raise Unsupported("a part that is no tensor, or is taken twice")
@@ -237,9 +248,11 @@ class _Changing:
     def __init__(self, values: Values) -> None:
         self.values = values
         self.parts: dict[str, int] = {}  # for a result of several, how many of them are read
+        self.functions: dict[str, tuple[str, ...]] = {}  # that operators call, and what they give
 
     def inputs(self, program: HostProgram) -> None:
         values, bound = self.values, set()
+        self.functions = {function.name: _given_by(function) for function in program.functions}
         for step in program.steps:
             if isinstance(step, Call) and step.target == PART:
                 source, index = step.args
@@ -288,8 +301,8 @@ class _Changing:
             steps = tuple(map(values.term, strides))
             sizes = self._ask(tensor.name, len(steps)) if source.sizes is None else source.sizes
             values.tensors[call.result] = Value(source.root, resolve(dtype.path), sizes, steps, source.offset)
-        elif call.target in PRODUCTS:
-            values.tensors[call.result] = self._product(call)
+        elif call.target in PRODUCTS and (made := self._product(call)) is not None:
+            values.tensors[call.result] = made
         else:
             seen = self._view(call) if call.target in VIEWS else None
             if seen is None:
@@ -305,14 +318,15 @@ class _Changing:
         value.asked = (*have, *(symbol(f"{name}.{dim}", None) for dim in range(len(have), count)))
         return value.asked
 
-    def _product(self, call: Call) -> Value:
+    def _product(self, call: Call) -> Value | None:
+        """None if nobody knows of which type it is: then it is an op like others."""
         values = self.values
         operands = [arg.name for arg in call.args if isinstance(arg, Ref)]
         *_, left, right = operands
         count = 3 if "bmm" in call.target else 2
         kinds = {values.tensors[name].dtype for name in operands} - {None}
         if len(kinds) != 1 or any(not isinstance(word, (int, float)) for word in call.kwargs.values()):
-            raise Unsupported("a product of tensors whose type is not known")
+            return None
         (dtype,) = kinds
         first = values.tensors[left].sizes or self._ask(left, count)
         second = values.tensors[right].sizes or self._ask(right, count)
@@ -320,13 +334,21 @@ class _Changing:
         return Value(call.result, dtype, sizes, _clamped(sizes))
 
     def _eager(self, call: Call) -> None:
-        """An op that is called as it is: its schema says how many tensors it gives, and whether they are new."""
+        """An op that is called as it is: its schema says how many tensors it gives, and whether they are new. One that
+        calls functions gives as many as are read."""
         values, op = self.values, resolve(call.target)
+        for name in (names := list(refs((call.args, call.kwargs)))):
+            if name not in values.tensors and name not in values.numbers and name not in self.functions:
+                raise Unsupported("values that are neither tensors nor whole numbers")
+        if not self.functions.keys().isdisjoint(names):
+            values.escaped |= {values.tensors[name].root for name in names if name in values.tensors}
+            given = [self.functions[name] for name in names if name in self.functions]
+            if len(given) > 1 and any(kind != "tensor" for kinds in given for kind in kinds):
+                raise Unsupported("several functions of one operator that give something else than tensors")
+            self._several(call, given[0])
+            return
         if not isinstance(op, OpOverload):
             raise Unsupported(f"{call.target}, which is no operator")
-        for name in (names := list(refs((call.args, call.kwargs)))):
-            if name not in values.tensors and name not in values.numbers:
-                raise Unsupported("values that are neither tensors nor whole numbers")
         if not call.target.startswith("aten.") or _may_share(op):
             values.escaped |= {values.tensors[name].root for name in names if name in values.tensors}
         kinds = [str(each.type) for each in op._schema.returns]
@@ -335,10 +357,19 @@ class _Changing:
         elif all(kind in ("Tensor", "Optional[Tensor]") for kind in kinds):
             values.several[call.result] = Several(tuple(Value(call.result, is_promised=True) for _ in kinds))
         elif kinds == ["List[Tensor]"]:
-            parts = range(self.parts.get(call.result, 0))
-            values.several[call.result] = Several(tuple(Value(call.result, is_promised=True) for _ in parts))
+            self._several(call)
         else:
             raise Unsupported(f"{call.target}, which gives {', '.join(kinds)}")
+
+    def _several(self, call: Call, kinds: Sequence[str] = ()) -> None:
+        """As many as are read of what a call gives: tensors, or what `kinds` says instead."""
+        count = self.parts.get(call.result, 0)
+        of_kind = {place: kind for place, kind in enumerate(kinds) if kind != "tensor"}
+        parts = [None if place in of_kind else Value(call.result, is_promised=True) for place in range(count)]
+        numbers = {
+            place: symbol(f"{call.result}.{place}", None) for place in range(count) if of_kind.get(place) == "number"
+        }
+        self.values.several[call.result] = Several(tuple(parts), numbers)
 
     # ---- views
 
@@ -513,6 +544,28 @@ def _may_share(op: OpOverload) -> bool:
         op._schema.name + _overload(op), "CompositeImplicitAutograd"
     )
     return composite or any(each.alias_info is not None for each in (*op._schema.arguments, *op._schema.returns))
+
+
+def _given_by(function: HostProgram) -> tuple[str, ...]:
+    """For each value that a function gives, "tensor", "number" or "nothing". Raises `Unsupported` if it is none of them
+    for sure."""
+    known = {entry.name: "number" if entry.type.startswith("Sym(") else "tensor" for entry in function.inputs}
+    given: tuple[Any, ...] = ()
+    for step in function.steps:
+        match step:
+            case Call(target=target) if target in (PART, HOLD):
+                known[step.result] = "tensor"
+            case Call(target=target) if target in _ARITHMETIC or target == "aten.sym_size.int":
+                known[step.result] = "number"
+            case Call(target=target) if isinstance(op := resolve(target), OpOverload):
+                if [str(each.type) for each in op._schema.returns] == ["Tensor"]:
+                    known[step.result] = "tensor"
+            case Return(value=value):
+                given = tuple(value) if isinstance(value, (tuple, list)) else (value,)
+    kinds = ["nothing" if each is None else known.get(each.name) if isinstance(each, Ref) else None for each in given]
+    if None in kinds:
+        raise Unsupported("a function that gives something else than tensors and sizes")
+    return tuple(kind for kind in kinds if kind is not None)
 
 
 def _overload(op: OpOverload) -> str:

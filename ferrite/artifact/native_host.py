@@ -3,7 +3,8 @@
 `assemble` first asks what every value is (`host_values.py`), which refuses a program that has others than plain tensors
 and whole numbers. Then memory is planned: what kernels and products make for themselves lies in one block that is kept
 between calls, what the caller gets is a tensor of its own. Then instructions are written, and beside them those that
-clean up if one fails. A step without a door of its own is called in Python, from the machine.
+clean up if one fails. A step without a door of its own is called in Python, from the machine: so are kernels without
+machine code or that may have to put back what they wrote, and operators that call functions, with these functions.
 
 Sizes that change are polynomials over the numbers that the program is given; instructions compute them where they are
 first needed, each once.
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import operator
 import os
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -37,7 +39,7 @@ from ferrite.artifact.plan_memory import locals_of, plan
 from ferrite.errors import ToolFailed, Unsupported
 from ferrite.graph.names import resolve
 from ferrite.host.memory import in_lines
-from ferrite.host.nodes import ALLOCATE, HOLD, Call, Free, HostProgram, Launch, Return
+from ferrite.host.nodes import HOLD, Call, Free, HostProgram, Launch, Return
 from ferrite.host.python import describe
 from ferrite.host.text import show_step
 from ferrite.loops.index import (
@@ -78,9 +80,14 @@ class Assembled:
     peak: int | None
 
 
-def assemble(program: HostProgram, constants: Mapping[str, Any], kernels: Kernels) -> Assembled:
-    """Raises `Unsupported` if a step has no door."""
-    assembler = _Assembler(program, constants, kernels)
+def assemble(
+    program: HostProgram,
+    constants: Mapping[str, Any],
+    kernels: Kernels,
+    functions: Mapping[str, Callable[..., Any]] | None = None,
+) -> Assembled:
+    """`functions`: those that operators call. Raises `Unsupported` if a step has no door."""
+    assembler = _Assembler(program, constants, kernels, functions or {})
     function = assembler.function()
     if assembler.plan.outside is None:
         return Assembled(function, assembler.alive, None, None)
@@ -89,17 +96,17 @@ def assemble(program: HostProgram, constants: Mapping[str, Any], kernels: Kernel
 
 
 class _Assembler:
-    def __init__(self, program: HostProgram, constants: Mapping[str, Any], kernels: Kernels) -> None:
-        if program.functions:
-            raise Unsupported("functions that operators call")
-        for step in program.steps:
-            if isinstance(step, Launch) and step.kernel not in kernels.native:
-                raise Unsupported("a kernel without machine code")
-            if isinstance(step, Launch) and kernels.native[step.kernel].put_back:
-                raise Unsupported("a kernel that may have to put back what it wrote")
+    def __init__(
+        self,
+        program: HostProgram,
+        constants: Mapping[str, Any],
+        kernels: Kernels,
+        functions: Mapping[str, Callable[..., Any]],
+    ) -> None:
         self.program = program
         self.constants = constants
         self.kernels = kernels
+        self.functions = functions
         self.all = infer(program, constants)
         self.values, self.several, self.numbers = self.all.tensors, self.all.several, self.all.numbers
         self.template = [0] * len((machine.LIST, machine.FRAME, machine.FAILED, machine.THREAD))
@@ -118,9 +125,16 @@ class _Assembler:
 
     # ---- memory
 
+    def _code_of(self, launch: Launch) -> NativeKernel | None:
+        """Machine code that can be run as it is."""
+        kernel = self.kernels.native.get(launch.kernel)
+        return None if kernel is None or kernel.put_back else kernel
+
     def _own_memory(self, launch: Launch) -> list[Index]:
         """Where each local of a kernel starts in memory of its own, and how long that is."""
-        kernel = self.kernels.native[launch.kernel]
+        kernel = self._code_of(launch)
+        if kernel is None:
+            return [ZERO]
         known: dict[Atom, Index] = dict(zip(kernel.symbols, map(self.all.term, launch.sizes), strict=True))
         found = [ZERO]
         for length in kernel.lengths:
@@ -160,7 +174,7 @@ class _Assembler:
     def _take_inputs(self) -> None:
         """Handles of all inputs that are read. Those that may die here are owned, and are no longer in the list."""
         read = {name for step in self.program.steps for name in _names_in(step)}
-        for name in read - self.values.keys() - self.several.keys() - self.numbers.keys():
+        for name in read - self.values.keys() - self.several.keys() - self.numbers.keys() - self.functions.keys():
             raise Unsupported(f"{name}, which is no tensor")
         none = self.constant(id(None))
         for index, entry in enumerate(self.program.inputs):
@@ -195,7 +209,7 @@ class _Assembler:
             return
         if call.result in self.all.views:
             self._write_view(self.values[call.result], self.values[call.args[0].name])
-        elif call.target in _PRODUCTS or call.target == ALLOCATE:
+        elif self.all.is_own(call):
             self._write_own(call)
         elif call.target == HOLD:
             value, source = self.values[call.result], self._handle(call.args[0].name)
@@ -215,7 +229,11 @@ class _Assembler:
                     result.handle, result.is_owned = self.owned_slot(), True
             form = form_of(call)
             if form is None:
-                python = self.constant(id(self._python_call(call, results)))
+                numbers = {} if several is None else several.numbers
+                for number in numbers.values():
+                    self.computed[number] = self.slot()
+                counted = {place: self.computed[number] for place, number in numbers.items()}
+                python = self.constant(id(self._python_call(call, results, counted=counted)))
                 self.call("ferrite_python", _address(machine.THREAD), python, machine.FRAME, checked=True)
             else:
                 self._write_dispatch(call, form, results)
@@ -230,14 +248,38 @@ class _Assembler:
             slot = self.computed[size] = self.slot()
             self.call("aoti_torch_get_size", handle, self.constant(dim), _address(slot), checked=True)
 
-    def _python_call(self, call: Call, results: Sequence[Value | None], copied: Sequence[str] = ()) -> _PythonCall:
-        """An object that does a call in Python, on copies of some tensors."""
-        names = list(dict.fromkeys(refs((call.args, call.kwargs))))
+    def _python_call(
+        self,
+        call: Call,
+        results: Sequence[Value | None],
+        copied: Sequence[str] = (),
+        counted: Mapping[int, int] | None = None,
+    ) -> _PythonCall:
+        """An object that does a call in Python, on copies of some tensors; `counted`: slots of results that are
+        numbers, by position."""
+        target = resolve(call.target)
+        function = target._op if isinstance(target, OpOverload) else target
+        handles = [None if value is None else value.handle for value in results]
+        return self._in_python(function, call, handles, copied, counted or {})
+
+    def _in_python(
+        self,
+        function: Callable[..., Any],
+        step: Call | Launch,
+        results: Sequence[int | None],
+        copied: Sequence[str],
+        counted: Mapping[int, int],
+    ) -> _PythonCall:
+        if isinstance(step, Call):
+            given: Any = (step.args, step.kwargs)
+        else:
+            given = ((*map(Ref, step.buffers), *step.sizes), {})
+        names = list(dict.fromkeys(refs(given)))
         tensors = {name: self._handle(name) for name in names if name in self.values}
         numbers = {name: self.number(self.numbers[name]) for name in names if name in self.numbers}
-        made = _PythonCall(
-            call, tensors, numbers, [None if value is None else value.handle for value in results], copied
-        )
+        # Objects in the place of their paths now, tensors in the place of names in each call.
+        args, kwargs = filled(given, lambda name: self.functions.get(name, Ref(name)))
+        made = _PythonCall(function, step, args, kwargs, tensors, numbers, results, copied, counted)
         self.alive.append(made)
         return made
 
@@ -336,7 +378,11 @@ class _Assembler:
         )  # fmt: skip
 
     def _write_launch(self, launch: Launch, position: int) -> None:
-        kernel = self.kernels.native[launch.kernel]
+        kernel = self._code_of(launch)
+        if kernel is None:
+            python = self.constant(id(self._in_python(self.kernels.functions[launch.kernel], launch, (), (), {})))
+            self.call("ferrite_python", _address(machine.THREAD), python, machine.FRAME, checked=True)
+            return
         *starts, own = self._own_memory(launch)
         array = self.array([0] * (len(launch.buffers) + len(starts)))
         for index, name in enumerate(launch.buffers):
@@ -587,27 +633,20 @@ class _address(int):
         return 2 * int(self) + 1
 
 
+@dataclass
 class _PythonCall:
     """Called with the address of a frame: does a call on the tensors whose handles lie there, or on copies of them, and
     leaves handles of its results."""
 
-    def __init__(
-        self,
-        call: Call,
-        tensors: Mapping[str, int],
-        numbers: Mapping[str, int],
-        results: Sequence[int | None],
-        copied: Sequence[str] = (),
-    ) -> None:
-        target = resolve(call.target)
-        self.function = target._op if isinstance(target, OpOverload) else target
-        self.call = call
-        self.tensors = tensors
-        self.numbers = numbers
-        self.results = results
-        self.copied = copied
-        # Objects in the place of their paths now, tensors in the place of names in each call.
-        self.args, self.kwargs = filled((call.args, call.kwargs), Ref)
+    function: Callable[..., Any]
+    step: Call | Launch
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    tensors: Mapping[str, int]
+    numbers: Mapping[str, int]
+    results: Sequence[int | None]
+    copied: Sequence[str]
+    counted: Mapping[int, int]
 
     def __call__(self, frame: int) -> None:
         known: dict[str, Any] = {name: _tensor_of(_word_at(frame, slot)) for name, slot in self.tensors.items()}
@@ -618,16 +657,23 @@ class _PythonCall:
             made = self.function(*args, **kwargs)
         except Exception as error:
             if hasattr(error, "add_note"):  # Python 3.10 has no notes
-                error.add_note(f"raised in {show_step(self.call)}")
+                error.add_note(
+                    describe(self.step, str(error))
+                    if isinstance(self.step, Launch)
+                    else f"raised in {show_step(self.step)}"
+                )
             raise
         if made is None:
             return
         # Of a list whose length depends on sizes, there are slots for those that are read.
-        for slot, result in zip(self.results, made if isinstance(made, (tuple, list)) else (made,), strict=False):
+        given = made if isinstance(made, (tuple, list)) else (made,)
+        for place, counted in self.counted.items():
+            ctypes.c_int64.from_address(frame + 8 * counted).value = operator.index(given[place])
+        for slot, result in zip(self.results, given, strict=False):
             if slot is None or result is None:  # an op may leave out what it need not give
                 continue
             if not isinstance(result, torch.Tensor):
-                raise ToolFailed(f"{self.call.target} gave no tensor", ran=self.call.result, why=type(result).__name__)
+                raise ToolFailed("a call gave no tensor", ran=show_step(self.step), why=type(result).__name__)
             _new_handle(id(result) + BEHIND_HEADER, frame + 8 * slot)
 
 

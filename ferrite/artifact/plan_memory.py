@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 from ferrite.artifact.host_values import PART, PRODUCTS, Values
 from ferrite.errors import Unsupported
 from ferrite.host.memory import FEW, Gaps, Life, Span, arrange, place
-from ferrite.host.nodes import ALLOCATE, HOLD, Call, Free, HostProgram, Launch, Return
+from ferrite.host.nodes import HOLD, Call, Free, HostProgram, Launch, Return
 from ferrite.loops.index import ONE, ZERO, Index, constant, free_atoms
 from ferrite.syntax import Ref, refs
 
@@ -52,7 +52,7 @@ def locals_of(position: int) -> str:
 def plan(program: HostProgram, values: Values, own_memory: Callable[[Launch], Index]) -> Plan:
     """`own_memory`: how much a kernel needs for its locals. Raises `Unsupported` for results that are no tensors."""
     lives = _Lives(program, values, own_memory)
-    if values.numbers:
+    if values.changing:
         places, length = arrange(lives.inner.values())
         return Plan(places, {}, length)
     return _Planner(lives).run()
@@ -84,11 +84,7 @@ class _Lives:
     def __init__(self, program: HostProgram, values: Values, own_memory: Callable[[Launch], Index]) -> None:
         self.steps = len(program.steps)
         given = {atom for number in values.given.values() for atom in free_atoms(number)}
-        made = {
-            step.result
-            for step in program.steps
-            if isinstance(step, Call) and (step.target in PRODUCTS or step.target == ALLOCATE)
-        }
+        made = {step.result for step in program.steps if isinstance(step, Call) and values.is_own(step)}
         self.products = {step.result for step in program.steps if isinstance(step, Call) and step.target in PRODUCTS}
         seen = _returned(program, values) | values.escaped
         first: dict[str, int] = {}
@@ -117,7 +113,7 @@ class _Lives:
         self.inner = {name: Span(name, length, first[name], last[name]) for name, length in lengths.items()}
         self.tensors = made & self.inner.keys()  # without the locals of kernels
         self.ours = made - self.inner.keys()
-        if not values.numbers:
+        if not values.changing:
             self.outer, self.dying = self._outside(program, values)
             self.own = [own_need(step, values) if isinstance(step, Call) else 0 for step in program.steps]
             self.foreign = [

@@ -54,7 +54,20 @@ def load(
     resolve: Callable[[str], Any],
     resolve_call: Callable[[str], Any],
 ) -> Callable[[list[Any]], Any]:
-    """Run the source once, with every outside object and kernel bound, and give the program's function.
+    """The program's function; the rest is as for `load_all`."""
+    return load_all(program, code, constants, kernels, resolve, resolve_call)[program.name]
+
+
+def load_all(
+    program: HostProgram,
+    code: PythonCode,
+    constants: Mapping[str, Any],
+    kernels: Mapping[str, Callable[..., None]],
+    resolve: Callable[[str], Any],
+    resolve_call: Callable[[str], Any],
+) -> dict[str, Callable[..., Any]]:
+    """Run the source once, with every outside object and kernel bound, and give the program's function and those that
+    its operators call, by name.
 
     `resolve_call` may give something that is quicker to call than the object itself.
     """
@@ -70,20 +83,20 @@ def load(
         linecache.cache.pop(filename, None)  # lines of a program that had this name before a reset
     except (SyntaxError, MemoryError, RecursionError) as error:
         raise ToolFailed("Python did not compile a host program", ran=filename, why=str(error)) from error
-    function: Callable[[list[Any]], Any] = namespace[program.name]
-    return _noting(function, code.fallible) if code.fallible else function
+    made = {part.name: namespace[part.name] for part in (*program.functions, program)}
+    return {name: _noting(function, code.fallible) for name, function in made.items()} if code.fallible else made
 
 
 # ---- errors of kernels
 
 
-def _noting(function: Callable[[list[Any]], Any], fallible: Mapping[int, Launch]) -> Callable[[list[Any]], Any]:
+def _noting(function: Callable[..., Any], fallible: Mapping[int, Launch]) -> Callable[..., Any]:
     """The function, which adds to an error where in the user's program it comes from."""
     module = function.__globals__
 
-    def run(args: list[Any]) -> Any:
+    def run(*args: Any) -> Any:
         try:
-            return function(args)
+            return function(*args)
         except Exception as error:
             line = _innermost_line(error.__traceback__, module)
             if line in fallible and hasattr(error, "add_note"):  # Python 3.10 has no notes

@@ -14,11 +14,13 @@ from torch._higher_order_ops.associative_scan import associative_scan
 from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
 from torch.fx import Graph
+from torch.utils import _pytree as pytree
 
 import ferrite
 from ferrite import pipeline
 from ferrite.failure import FerriteError
 from tests.behaviour.compare import STRICT, compare, equal
+from tests.both_hosts import both_hosts
 
 FLOWS: dict[str, Callable[[Tensor, Tensor], Any]] = {}
 DIFFERENTIABLE: list[str] = []
@@ -127,6 +129,32 @@ def test_training(name: str, dynamic: bool) -> None:
     x, w = square()
     leaves = x.abs().requires_grad_(), w.requires_grad_()
     compare(FLOWS[name], *leaves, dynamic=dynamic, training=True, exact=False)
+
+
+def _refusals() -> list[str]:
+    record = ferrite.last_record()
+    assert record is not None
+    return [choice.reason for choice in record.decisions if choice.what == "native host"]
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("name", FLOWS)
+def test_both_hosts(name: str, dynamic: bool) -> None:
+    """The program around the flow runs natively and calls the bodies in Python: the same bits as all in Python."""
+    x, w = square()
+    needs_grad = name in DIFFERENTIABLE
+    with both_hosts() as compared:
+        compiled = torch.compile(FLOWS[name], backend="ferrite", fullgraph=True, dynamic=dynamic, options=STRICT)
+        for sign in (1, -1):
+            with torch.no_grad():
+                compiled(x.abs() * sign, w)
+        assert _refusals() == []
+        if needs_grad:
+            leaves = x.abs().requires_grad_(), w.clone().requires_grad_()
+            result = compiled(*leaves)
+            sum(part.sum() for part in pytree.tree_leaves(result)).backward()
+            assert _refusals() == []
+    assert len(compared) == 2 + 2 * needs_grad
 
 
 @pytest.mark.parametrize("name", ["cond_on_data", "while_counting", "scan_recurrence", "map_rows", "region_twice"])

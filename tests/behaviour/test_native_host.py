@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import resource
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -16,7 +17,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 import ferrite
-from ferrite.artifact import native_host
+from ferrite.artifact import kernels, native_host
+from ferrite.artifact.dispatch import DTYPES
 from ferrite.artifact.kernels import Kernels
 from ferrite.artifact.native_host import kept_memory
 from ferrite.host.nodes import Call, HostProgram, Input, Return
@@ -217,7 +219,7 @@ def called_in_python(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     class Seen(native_host._PythonCall):
         def __call__(self, frame: int) -> None:
-            calls.append(self.call.target)
+            calls.append(self.step.target if isinstance(self.step, Call) else self.step.kernel)
             super().__call__(frame)
 
     monkeypatch.setattr(native_host, "_PythonCall", Seen)
@@ -408,6 +410,79 @@ def test_a_bad_index_is_an_error_and_the_next_call_works() -> None:
         compiled(X, IDS + 3)
     assert str(found.value) == str(expected.value)
     torch.testing.assert_close(compiled(X, IDS), function(X, IDS))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("why", ["no machine code", "may have to put back what it wrote"])
+def test_kernels_that_are_called_in_python(
+    why: str, dynamic: bool, called_in_python: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program around them stays native, and their errors are eager's."""
+
+    def function(x: Tensor, n: Tensor) -> Tensor:
+        return (x.sin()[n] * 2).softmax(-1) @ x.t()
+
+    if why == "no machine code":
+        monkeypatch.setattr(
+            kernels, "link", lambda sources, code: Kernels({each.name: kernels.oracle_kernel(each) for each in sources})
+        )
+    else:
+        monkeypatch.setattr(kernels, "_to_put_back", lambda program: (0,))
+    compiled = torch.compile(function, backend="ferrite", dynamic=dynamic, options=LIBRARY)
+    torch.testing.assert_close(compiled(X, IDS), function(X, IDS))
+    assert refusals() == []
+    assert any(step.startswith("kernel_") for step in called_in_python)
+    with pytest.raises(IndexError) as expected:
+        function(X, IDS + 3)
+    with pytest.raises(IndexError) as found:
+        compiled(X, IDS + 3)
+    assert str(found.value) == str(expected.value)
+    if sys.version_info >= (3, 11):
+        assert "aten.index.Tensor" in found.value.__notes__[0]
+    torch.testing.assert_close(compiled(X, IDS), function(X, IDS))
+
+
+def complex_numbers(x: Tensor) -> tuple[Tensor, ...]:
+    y = x.to(torch.complex64)
+    return (y * 2 + 1j).conj() @ y.t(), torch.view_as_real(y).sum(), torch.fft.fft(x).t(), y.conj()[1:]
+
+
+def complex_numbers_of_64_bits(x: Tensor) -> tuple[Tensor, ...]:
+    y = torch.complex(x.double(), x.double().exp())
+    return (
+        (y @ y.t() + 1j).abs() * 2,
+        (y.conj() @ y.t()).angle().sin(),
+        torch.view_as_complex(torch.view_as_real(y) * 2),
+    )
+
+
+def wide_integers(x: Tensor) -> tuple[Tensor, ...]:
+    y = x.abs().mul(9).to(torch.uint16)
+    return y.t(), y.to(torch.uint32), y.to(torch.uint64), y.float() + 1
+
+
+def narrow_floats(x: Tensor) -> tuple[Tensor, ...]:
+    kinds = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
+    return tuple(x.sin().to(kind).float() * 2 for kind in kinds) + tuple(x.to(kind) for kind in kinds)
+
+
+RARE = (complex_numbers, complex_numbers_of_64_bits, wide_integers, narrow_floats)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("function", RARE, ids=lambda function: function.__name__)
+def test_rare_types(function: Callable[..., Any], dynamic: bool) -> None:
+    with both_hosts() as compared:
+        torch.compile(function, backend="ferrite", dynamic=dynamic, options=LIBRARY)(X)
+    assert refusals() == []
+    assert len(compared) == 1
+
+
+def test_numbers_of_types_are_those_of_the_library() -> None:
+    library, _ = native_host._libraries()
+    for dtype, number in DTYPES.items():
+        name = str(dtype).removeprefix("torch.")
+        assert getattr(library, f"aoti_torch_dtype_{name}")() == number
 
 
 def test_many_threads_each_with_memory_of_its_own() -> None:
