@@ -656,7 +656,8 @@ class _PythonCall:
         try:
             made = self.function(*args, **kwargs)
         except Exception as error:
-            if hasattr(error, "add_note"):  # Python 3.10 has no notes
+            # Python 3.10 has no notes; a kernel of a function that this operator called has one already.
+            if hasattr(error, "add_note") and not getattr(error, "__notes__", ()):
                 error.add_note(
                     describe(self.step, str(error))
                     if isinstance(self.step, Launch)
