@@ -24,7 +24,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -91,6 +91,8 @@ class Lookup:
         if self.store is not None:
             self.store.discard(GRAPHS, self.name, why)
         self.outcome, self.entry = "miss", None
+        counters["ferrite"]["graph_cache_hit"] -= 1
+        counters["ferrite"]["graph_cache_miss"] += 1
         self.reason = f"what was stored does not work: {why}"
 
 
@@ -169,7 +171,7 @@ def _look_up(module: GraphModule, options: Options, taker: Taker | None) -> Look
             if _guards_hold(sizes, entry.guards):
                 _hand_on(name, data, objects_of(entry), taker)
                 store.note_hit(name)
-                return Lookup("hit", f"found as {name[:12]}", key, wanted, entry, store, name, lines=lines)
+                return replace(miss, outcome="hit", reason=f"found as {name[:12]}", entry=entry, name=name, lines=lines)
         except Exception as error:  # whatever an entry makes us do: it is not used
             if store.discarded == told:
                 store.discard(GRAPHS, name, str(error) or type(error).__name__)

@@ -106,6 +106,8 @@ def unpack_whole(packed: Any) -> schemas.ViewAndMutationMeta:
         name, value = field.name, getattr(facts, field.name)
         if name in kinds:
             fits = isinstance(value, list) and all(isinstance(item, kinds[name]) for item in value)
+        elif name.endswith("_stream_indices"):  # a CPU has none: nothing stands for each input
+            fits = value is None or (isinstance(value, list) and all(item is None for item in value))
         elif name.endswith(("_indices", "_idxs")) or name.startswith("indices_of_"):
             fits = value is None or (isinstance(value, list) and all(type(item) is int for item in value))
         elif name.startswith("num_"):

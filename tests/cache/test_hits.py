@@ -219,6 +219,24 @@ def test_entries_under_one_key_differ_in_their_guards(cached: Cached, tmp_path: 
                 assert cached.said() == {"hit": hits}, f"call {number} with {len(x)} rows"
 
 
+def test_an_entry_that_does_not_work_is_stored_anew_with_its_guards(
+    cached: Cached, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> None:
+        raise ValueError("out of luck")
+
+    few, many = torch.randn(8), torch.randn(40)
+    with ferrite.register_pass("post_grad", AsksForSizes(16)):
+        cached(torch.sin, dynamic=True)(few)
+        with monkeypatch.context() as broken:
+            broken.setattr("ferrite.caching.autograd_facts.unpack_whole", fails)
+            assert_same_result(cached(torch.sin, dynamic=True)(few), few.sin())
+            assert {name: n for name, n in cached.said().items() if n} == {"miss": 1, "saved": 1}
+        for x, said in ((few, {"hit": 1}), (many, {"miss": 1, "saved": 1})):
+            assert_same_result(cached(torch.sin, dynamic=True)(x), x.sin())
+            assert cached.said() == said
+
+
 def test_the_last_place_under_a_key_is_used_again(cached: Cached, tmp_path: Path) -> None:
     limits = range(10, 10 * MOST_UNDER_ONE_KEY + 20, 10)
     sizes = [5, *(limit + 5 for limit in limits)]
@@ -260,6 +278,22 @@ def test_backward_twice_and_in_a_hook(cached: Cached) -> None:
         result.backward()
         assert torch.equal(x.grad, first + first)
     assert cached.said() == {"hit": 1}
+
+
+def test_an_input_with_a_history_that_is_written_to(cached: Cached) -> None:
+    """The wrapper of AOTAutograd writes it, by what the entry says."""
+
+    def doubles(x: torch.Tensor) -> torch.Tensor:
+        return x.mul_(2).sin()
+
+    for said in ({"miss": 1, "saved": 1}, {"hit": 1}, {"hit": 1}):
+        x, other = torch.ones(4, requires_grad=True), torch.ones(4, requires_grad=True)
+        given, plain = x * 3, other * 3
+        found, expected = cached(doubles)(given), doubles(plain)
+        (found.sum() + given.sum()).backward()
+        (expected.sum() + plain.sum()).backward()
+        assert_same_result([found, given, x.grad], [expected, plain, other.grad])
+        assert cached.said() == said
 
 
 def test_autocast_is_part_of_the_key(cached: Cached) -> None:
