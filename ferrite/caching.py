@@ -248,6 +248,8 @@ _GUARD_NODES = (
     ast.cmpop, ast.Constant, ast.Name, ast.Load, ast.Subscript, ast.Call, ast.IfExp,
 )  # fmt: skip
 
+_GUARD_FUNCTIONS = frozenset({*SYMPY_INTERP, "max", "min"})  # those of Python are written as they are
+
 
 def _check_guards(text: str) -> None:
     """Raises `ValueError` for all but arithmetic and comparisons of the inputs: PyTorch evaluates them as Python."""
@@ -259,9 +261,9 @@ def _check_guards(text: str) -> None:
         known = isinstance(node, _GUARD_NODES)
         match node:
             case ast.Name():
-                known = node.id == "L" or node.id in SYMPY_INTERP
+                known = node.id == "L" or node.id in _GUARD_FUNCTIONS
             case ast.Call():
-                known = isinstance(node.func, ast.Name) and node.func.id in SYMPY_INTERP and not node.keywords
+                known = isinstance(node.func, ast.Name) and node.func.id in _GUARD_FUNCTIONS and not node.keywords
             case ast.Constant():
                 known = isinstance(node.value, (bool, int, float, str))
             case ast.Pow() | ast.LShift():  # numbers without end
@@ -427,7 +429,10 @@ def _keep(
     if any(run.changed is None and run.note.startswith("failed") for run in record.passes):
         raise Unsupported("a pass failed")  # which is an error under `strict`
     guards = told["guards"]
-    _check_guards(guards or "True")
+    try:
+        _check_guards(guards or "True")
+    except ValueError as error:
+        raise Unsupported("sizes of which the trace assumed more than arithmetic", why=str(error)) from error
     entry = Entry(
         lookup.fields,
         lookup.sources,

@@ -102,10 +102,12 @@ def _differences(ours: Any, theirs: Any) -> list[str]:
 
 
 def _bits(value: Any) -> Any:
-    """What is equal for equal values, zeros by sign and NaN by payload, in equal layouts."""
+    """What is equal for equal values, zeros by sign and NaN by payload, in equal layouts. A tensor without elements that
+    is kept for the backward graph may lie as the trace says or as the argument does that it is a view of."""
     if not isinstance(value, Tensor):
         return type(value), repr(value)
-    layout = (value.dtype, tuple(value.shape), value.stride() if value.layout is torch.strided else value.layout)
+    strides = value.stride() if value.layout is torch.strided and value.numel() else value.layout
+    layout = (value.dtype, tuple(value.shape), strides)
     parts = []
     for part in dense_parts(value):
         plain = part.detach().resolve_conj().resolve_neg()

@@ -353,6 +353,7 @@ class _Assembler:
             name, words = _PRODUCTS[call.target]
             operands = [self._handle(arg.name) for arg in call.args if isinstance(arg, Ref)]
             floats = [self.constant(bits_of(float(call.kwargs.get(word, default)))) for word, default in words]
+            self.again[len(self.code)] = self._python_call(call, [None])
             self.call(name, self._handle(call.result), *operands, floats=floats, checked=True)
 
     def _allocate(self, value: Value) -> None:

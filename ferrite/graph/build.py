@@ -26,7 +26,7 @@ from ferrite.graph.modes import Modes
 from ferrite.graph.query import attribute
 from ferrite.graph.values import fake_mode_of, value_of
 
-_KEPT = ("stack_trace", "nn_module_stack")
+_KEPT = ("stack_trace", "nn_module_stack", "custom")  # the last one holds the stream, and what users annotate
 # What fake execution says where a call may be right and only running it can tell.
 _NO_ANSWER = (
     _ShapeEnvGuardError,

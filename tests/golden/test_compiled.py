@@ -79,7 +79,7 @@ CASES: dict[str, Case] = {
     "sizes_are_asked_and_computed": Case(doubled, (torch.randn(6, 5),), dynamic=True),
     "a_size_from_data_is_asserted": Case(as_many_ones, (torch.tensor(4),), native=False),
     "an_input_is_written": Case(written, (torch.randn(4), torch.randn(4))),
-    "a_branch_is_a_function": Case(either, (torch.randn(4),), native=False),
+    "a_branch_is_a_function": Case(either, (torch.randn(4),)),
     "inputs_of_a_backward_are_saved": Case(summed, (X, W.clone().requires_grad_()), training=True),
     "a_donated_input_is_written": Case(
         summed, (X, W.clone().requires_grad_()), training=True, options={"donate_buffers": True}

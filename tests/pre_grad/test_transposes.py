@@ -15,7 +15,7 @@ from ferrite.graph.pre_grad.transpose_linear_input import transpose_linear_input
 from ferrite.graph.pre_grad.transpose_linear_output import transpose_linear_output
 from ferrite.graph.pre_grad.transpose_matmul import transpose_matmul
 from ferrite.graph.text import show_graph
-from tests.pre_grad.harness import capture, keeps, rewrites
+from tests.pre_grad.harness import capture, keeps, rewrites, run_passes
 
 torch.manual_seed(0)
 X = torch.randn(2, 7, 5) / 2
@@ -357,3 +357,16 @@ def test_asked_for_by_name() -> None:
     torch.testing.assert_close(found, function(X, W, B))
     changed = {run.name: run.changed for run in ferrite.last_record().passes}
     assert [changed[name] for name in names] == [1, 1, 1]
+
+
+def test_new_calls_keep_what_the_user_annotated() -> None:
+    """A stream, for one."""
+    captured = capture(lambda x, w: used(F.linear(x, w).mT), [X, W])
+    for node in captured.module.graph.nodes:
+        if node.op not in ("placeholder", "output"):
+            node.meta["custom"] = {"stream": 1}
+    known = {node.name for node in captured.module.graph.nodes}
+    found = run_passes(captured, transpose_linear_output)
+    made = [node for node in found.module.graph.nodes if node.name not in known]
+    assert made
+    assert all(node.meta["custom"] == {"stream": 1} for node in made)
