@@ -102,8 +102,8 @@ def _differences(ours: Any, theirs: Any) -> list[str]:
 
 
 def _bits(value: Any) -> Any:
-    """What is equal for equal values, zeros by sign and NaN by payload, in equal layouts. A tensor without elements that
-    is kept for the backward graph may lie as the trace says or as the argument does that it is a view of."""
+    """What is equal for equal values, zeros by sign and NaN by payload, in equal layouts. A tensor without elements
+    that is kept for the backward graph may lie as the trace says or as the argument does that it is a view of."""
     if not isinstance(value, Tensor):
         return type(value), repr(value)
     strides = value.stride() if value.layout is torch.strided and value.numel() else value.layout

@@ -15,7 +15,7 @@ from torch.fx import Graph
 from torch.nn import functional
 
 import ferrite
-from ferrite.caching import MOST_UNDER_ONE_KEY
+from ferrite.caching import MOST_UNDER_ONE_KEY, _check_guards
 from tests.behaviour.child import run_python
 from tests.behaviour.compare import Outcome, assert_same, assert_same_outcome, observe
 from tests.ops.check import same_bits, tensors_of
@@ -541,3 +541,11 @@ def test_names_that_would_be_code(tmp_path: Path, host: str) -> None:
     for said in ({"miss": 1, "saved": 1}, {"hit": 1}):
         cached(model)(torch.tensor([1, 2])).sum().backward()
         assert cached.said() == said
+
+
+def test_guards_with_a_maximum_are_kept() -> None:
+    """What PyTorch writes of `max(1, s0)`; anything but arithmetic is not evaluated."""
+    _check_guards("max(1, L['t0']*L['t1']) == L['t1'] and min(L['t0'], 3) >= 2")
+    for text in ("open('x')", "max.__self__", "L['t0'].__class__", "(lambda: 1)()", "2 ** 99"):
+        with pytest.raises(ValueError, match="its guards hold"):
+            _check_guards(text)
