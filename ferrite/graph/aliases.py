@@ -87,6 +87,7 @@ class Aliases:
         return self._known[node][1]
 
     def root(self, key: Any) -> Any:
-        while self._above.get(key, key) != key:
-            key = self._above[key] = self._above[self._above[key]]
+        while (above := self._above.get(key, key)) != key:
+            farther = self._above[key] = self._above.get(above, above)
+            key = farther
         return key

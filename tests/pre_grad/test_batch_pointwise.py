@@ -385,6 +385,17 @@ def test_views_of_members_that_are_not_contiguous_are_returned() -> None:
     keeps(functools.wraps(batch_relu)(run), function, [torch.randn(6, 4, 2).permute(2, 1, 0)], because="lie otherwise")
 
 
+def test_idle_dropouts_of_one_tensor_that_are_returned() -> None:
+    """All of them are that tensor itself, in eager; the memory of four is one chain of finds."""
+
+    def function(x: Any) -> Any:
+        joined = torch.cat([F.dropout(x, 0.5, False), F.dropout(x, 0.5, False)], 1)
+        return joined, F.dropout(x, 0.5, False), F.dropout(x, 0.5, False)
+
+    for x in (torch.randn(4, 4), torch.randn(30).as_strided((4, 4), (7, 1), 1)):
+        rewrites(with_settings(batch_dropout, least=2), function, [x], times=1)
+
+
 def test_contiguous_may_give_back_its_argument_with_its_gradient() -> None:
     def function(x: Any, one: Any, other: Any) -> Any:
         unasked, asked = F.linear(x, one), F.linear(x, other)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 from typing import Any
 
@@ -743,3 +744,13 @@ def test_tensors_that_functorch_wraps_show_no_memory() -> None:
     torch.func.grad(function)(torch.ones(3))
     assert seen == [False]
     assert fill_alike(torch.ones(3), torch.ones(3))
+
+
+def test_memory_that_is_joined_stays_joined() -> None:
+    """However the links between pieces of memory lie, and whichever is asked for first."""
+    for order in itertools.permutations(range(5)):
+        aliases = Aliases(Graph())
+        for one, other in itertools.pairwise(order):
+            aliases.join({one, other})
+            aliases.root(order[0])
+        assert len({aliases.root(number) for number in order}) == 1, order
