@@ -414,27 +414,25 @@ def mixtral(size: Size) -> nn.Module:
                 use_cache=False,
             )
         )
-    return (
-        MixtralForCausalLM(  # one layer: in training its graph breaks into a dozen, and each further layer adds as many
-            MixtralConfig(
-                vocab_size=99,
-                hidden_size=32,
-                intermediate_size=64,
-                num_hidden_layers=1,
-                num_attention_heads=4,
-                num_key_value_heads=2,
-                num_local_experts=4,
-                num_experts_per_tok=2,
-                max_position_embeddings=64,
-                use_cache=False,
-            )
+    return MixtralForCausalLM(
+        MixtralConfig(
+            vocab_size=99,
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=1,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            num_local_experts=4,
+            num_experts_per_tok=2,
+            max_position_embeddings=64,
+            use_cache=False,
         )
     )
 
 
 def olmoe(size: Size) -> nn.Module:
     """Many small experts, and each token's weights gathered for one batched product: what the library advises for few
-    tokens. Mixtral keeps the default, a grouped product whose backward reads the group sizes on the host."""
+    tokens. Mixtral keeps the default, a grouped product that is an operator of its own."""
     from transformers import OlmoeConfig, OlmoeForCausalLM
 
     if size == "real":

@@ -14,17 +14,11 @@ GRAPH_BREAKS: dict[tuple[str, str], str] = {
     ("whisper", "training"): LAYER_DROP,
     ("wav2vec2", "inference"): LOCK,
     ("wav2vec2", "training"): LOCK,
-    ("mixtral", "training"): "the backward of the grouped product reads the group sizes on the host",
 }
 
 # Floating inputs whose gradient the model does not give.
 NO_INPUT_GRADIENT: dict[str, str] = {
     "wav2vec2": "it sets `requires_grad` on a view of its input, which must thus be a leaf"
-}
-
-# Where the random stream ends elsewhere than in eager; the test fails when it no longer does.
-DEAD_DRAWS: dict[tuple[str, str], str] = {
-    ("wav2vec2", "inference"): "AOTAutograd removes a draw that nobody reads, here the one for layer drop"
 }
 
 # Where eager in float64 is another function, so that results are compared with eager's.
@@ -48,6 +42,5 @@ FLIPS: dict[str, tuple[float, str]] = {
     )
 }
 
-# Graphs that call an operator of somebody else, whose meaning may change: the cache does not store them. In training
-# Dynamo breaks the graph there.
-NOT_STORED = {("mixtral", "inference")}
+# Graphs that call an operator of somebody else, whose meaning may change: the cache does not store them.
+NOT_STORED = {("mixtral", "inference"), ("mixtral", "training")}

@@ -32,7 +32,7 @@ from tests.models.against_eager import (
     train,
     widen,
 )
-from tests.models.expectations import DEAD_DRAWS, FLIPS, GRAPH_BREAKS, NO_REFERENCE, NOT_STORED, ONE_STEP
+from tests.models.expectations import FLIPS, GRAPH_BREAKS, NO_REFERENCE, NOT_STORED, ONE_STEP
 
 pytestmark = pytest.mark.long
 
@@ -71,7 +71,7 @@ def test_inference(entry: Entry, tmp_path: Path) -> None:
         assert probe.share_lowered() >= LIMIT
     found, again = traces
     assert_same_trace(again, found)
-    compare(expected, found, reference_inference(entry), same_stream=(entry.name, "inference") not in DEAD_DRAWS)
+    compare(expected, found, reference_inference(entry))
     compare_memory(entry, module, compiled, batches[0], probe, training=False)
 
 
@@ -105,7 +105,7 @@ def test_training(entry: Entry, tmp_path: Path) -> None:
     assert_same_trace(again, traces[1])
     reference = None if (entry.name, "training") in NO_REFERENCE else reference_training(entry)
     flips, _ = FLIPS.get(entry.name, (0.0, ""))
-    compare(*traces, reference, same_stream=(entry.name, "training") not in DEAD_DRAWS, flips=flips)
+    compare(*traces, reference, flips=flips)
     compare_memory(entry, calls[0], calls[-1], batches[0], probe, training=True)
 
 
