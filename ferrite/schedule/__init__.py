@@ -15,6 +15,7 @@ from ferrite.schedule.keep_rows import keep_rows
 from ferrite.schedule.lift_reductions import lift_reductions
 from ferrite.schedule.reuse_memory import reuse_memory
 from ferrite.schedule.run_early import run_early
+from ferrite.schedule.split_axes import split_axes
 from ferrite.schedule.split_reduction import split_reductions
 from ferrite.schedule.tile import tile_transposes
 
@@ -38,6 +39,7 @@ SCHEDULE_PASSES: tuple[Callable[[Lowered], Lowered], ...] = (
     of_each_kernel(lift_reductions),
     fuse,
     run_early,
+    of_each_kernel(split_axes),
     of_each_kernel(split_reductions),
     of_each_kernel(keep_rows),
     of_each_kernel(keep_exponentials),

@@ -15,7 +15,7 @@ lies over an operand, too (`reuse_memory`): each point reads there only what it 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import pairwise
 
 from ferrite.loops.access import accesses
@@ -33,8 +33,7 @@ def cut_at_guards(program: Program, shortest: int = SHORTEST) -> Program:
     """Only nests that have no memory in common with others that is written: what they hand on stays in registers."""
     nests: list[Nest] = []
     for nest in program.nests:
-        others = [other for other in program.nests if other is not nest]
-        nests += _parts(nest, shortest) if _has_guards(nest) and _stands_alone(nest, others) else [nest]
+        nests += _parts(nest, shortest) if _has_guards(nest) and stands_alone(nest, program) else [nest]
     if len(nests) == len(program.nests):
         return program
     return Program(program.name, program.sizes, program.parameters, program.locals, tuple(nests))
@@ -44,11 +43,12 @@ def _has_guards(nest: Nest) -> bool:
     return any(isinstance(node, Guarded) for node in walk(nest))
 
 
-def _stands_alone(nest: Nest, others: Sequence[Nest]) -> bool:
+def stands_alone(nest: Nest, program: Program) -> bool:
+    """Whether it has no memory in common with another nest that one of them writes."""
     mine = {access.buffer for part in nest.body for access in accesses(part)}
     written = {access.buffer for part in nest.body for access in accesses(part) if access.writes}
-    for other in others:
-        for part in other.body:
+    for other in program.nests:
+        for part in () if other is nest else other.body:
             if any(each.buffer in written or (each.writes and each.buffer in mine) for each in accesses(part)):
                 return False
     return True

@@ -21,6 +21,7 @@ from ferrite.schedule.keep_exponentials import keep_exponentials
 from ferrite.schedule.keep_rows import keep_rows
 from ferrite.schedule.lift_reductions import lift_reductions
 from ferrite.schedule.shape import are_independent
+from ferrite.schedule.split_axes import split_axes
 from ferrite.schedule.tile import tile_transposes
 from tests.unit.test_rewrite import assert_keeps_every_bit
 
@@ -28,6 +29,7 @@ PASSES: dict[str, Callable[[Program], Program]] = {
     "lift_reductions": lift_reductions,
     "keep_rows": keep_rows,
     "keep_exponentials": keep_exponentials,
+    "split_axes": partial(split_axes, shortest=1),
     "cut_at_guards": partial(cut_at_guards, shortest=1),
     "tile_transposes": partial(tile_transposes, side=2),
 }
@@ -55,6 +57,58 @@ def program(x: f32[32, 64, 49], y: out(f32[32, 64, 49])):
         "    for n, c, h in box(32, 64, 49):",
         "        y[n, c, h] = x[n, c, h] - sum_value[c] / f32(1568.0)",
     ]
+
+
+FLAT = """
+def program(x: f32[256], z: f32[{n}], y: out(f32[256])):
+    for i in box(256):
+        y[i] = x[i] + {value}
+"""
+
+
+@pytest.mark.parametrize(
+    ("value", "n", "length", "split"),
+    [
+        ("z[i % 64]", 64, 64, "z[i_rest]"),
+        ("z[i // 64]", 4, 64, "z[i]"),
+        ("z[i // 32 % 4]", 4, 32, "z[(i % 4)]"),
+        ("z[i // 16 + i % 64]", 99, 16, "z[i + i_rest + 16*(i % 4)]"),
+        ("guarded(value(i % 64) < i64(32), z[0], f32(0.0))", 1, 64, "guarded(value(i_rest) < i64(32), z[0], f32(0.0))"),
+    ],
+)
+def test_lanes_that_a_place_divides_are_two_loops(value: str, n: int, length: int, split: str) -> None:
+    program = parse_program(FLAT.format(value=value, n=n))
+    place = f"{length}*i + i_rest"
+    assert body_of(split_axes(program)) == [
+        f"    for i, i_rest in box({256 // length}, {length}):",
+        f"        y[{place}] = x[{place}] + {split}",
+    ]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "z[i % 8]",  # lanes would be short
+        "z[i % 48]",  # the last row would be a part of one
+        "z[4*(i // 4) + i % 4]",  # the division is none
+        "z[(i + 1) % 64]",  # rows begin elsewhere
+    ],
+)
+def test_an_axis_stays_one(value: str) -> None:
+    program = parse_program(FLAT.format(value=value, n=512))
+    assert split_axes(program) is program
+
+
+def test_nests_that_hand_something_on_keep_their_axes() -> None:
+    program = parse_program("""
+def program(x: f32[64], y: out(f32[256])):
+    t = local(f32[256])
+    for i in box(256):
+        t[i] = exp(x[i % 64])
+    for i in box(256):
+        y[i] = t[i] * f32(2.0)
+""")
+    assert split_axes(program) is program
 
 
 STAY = {

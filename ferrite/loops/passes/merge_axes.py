@@ -120,7 +120,7 @@ def _steps_apart(part: Tree, outer: Axis, inner: Axis) -> bool:
     """Whether a step of the outer axis is known not to be the end of the inner one, at some place: most pairs that
     cannot be merged are found so, without trying."""
     for node in walk(part):
-        for place in _places(node):
+        for place in places_in(node):
             far, near = coefficient_of(place, outer), coefficient_of(place, inner)
             if far is not None and near is not None and far is not multiply(near, inner.extent):
                 return True
@@ -129,10 +129,10 @@ def _steps_apart(part: Tree, outer: Axis, inner: Axis) -> bool:
 
 def _runs_along(part: Tree, axis: Axis) -> bool:
     """Whether no place and no value in it needs the axis divided."""
-    return not any(_divides(place, axis) for node in walk(part) for place in _places(node))
+    return not any(_divides(place, axis) for node in walk(part) for place in places_in(node))
 
 
-def _places(node: Tree) -> Iterator[Index]:
+def places_in(node: Tree) -> Iterator[Index]:
     """What a node uses of indices: where in memory, and numbers."""
     match node:
         case Load(buffer=buffer, index=places) | Store(buffer=buffer, index=places):

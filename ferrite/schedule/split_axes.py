@@ -1,0 +1,68 @@
+"""An axis in lanes that places divide is two axes, so that lanes run along memory and guards are cut.
+
+    for i in box(8192):                              for i, j in box(8, 1024):
+        y[i] = x[i] + row[i % 1024]         ->           y[1024*i + j] = x[1024*i + j] + row[j]
+
+A tensor that was flattened behind a broadcast or a `cat` reads so. Lanes along `i` would look up every element.
+`tanh(cat([x, y], 1).view(-1))` of two f32[1024, 512], one thread: 3.8 ms -> 1.6;
+`(x + row).view(-1).relu()` of a f32[1024, 1024]: 0.78 ms -> 0.49 (processor time, medians of 30 turns).
+
+Law: with k = n*i + j, where n divides the length of k, the points are the same ones in the same order. That is all that
+stores, accumulations and reductions can see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from ferrite.loops.index import Axis, FloorDiv, Index, Mod, atoms, divides, floordiv, least, of_atom, parts
+from ferrite.loops.nodes import Nest, Program
+from ferrite.loops.passes.merge_axes import places_in
+from ferrite.loops.rewrite import fresh_name, names_in, substitute_axes, walk
+from ferrite.schedule.cut_at_guards import stands_alone
+from ferrite.schedule.shape import best_axis, places_of
+
+SHORTEST = 16  # elements of the inner axis: some vectors
+
+
+def split_axes(program: Program, shortest: int = SHORTEST) -> Program:
+    """Only nests that have no memory in common with others that is written: they could share no loops any more."""
+    nests = list(program.nests)
+    for place, nest in enumerate(nests):
+        split = _split(nest, shortest, names_in(program)) if _divides(nest) else nest
+        if split is not nest and stands_alone(nest, program):
+            nests[place] = split
+    if all(one is other for one, other in zip(nests, program.nests, strict=True)):
+        return program
+    return Program(program.name, program.sizes, program.parameters, program.locals, tuple(nests))
+
+
+def _divides(nest: Nest) -> bool:
+    places = (place for node in walk(nest) for place in places_in(node))
+    return any(isinstance(atom, (FloorDiv, Mod)) for place in places for atom in atoms(place))
+
+
+def _split(nest: Nest, shortest: int, taken: Collection[str]) -> Nest:
+    lane = best_axis(nest.axes, places_of(nest.body))
+    if lane is None:
+        return nest
+    divisors = {n for node in walk(nest) for place in places_in(node) for n in _divisors(place, lane)}
+    lengths = sorted((low, str(n), n) for n in divisors if (low := least(n)) is not None and low >= shortest)
+    length = next((n for _, _, n in lengths if divides(n, lane.extent)), None)
+    if length is None:
+        return nest
+    outer = Axis(lane.name, floordiv(lane.extent, length))
+    inner = Axis(fresh_name(f"{lane.name}_rest", taken), length)
+    position = nest.axes.index(lane)
+    axes = (*nest.axes[:position], outer, inner, *nest.axes[position + 1 :])
+    moves = {lane: length * of_atom(outer) + of_atom(inner)}
+    return Nest(axes, tuple(substitute_axes(part, moves, axes) for part in nest.body))
+
+
+def _divisors(place: Index, lane: Axis) -> Iterator[Index]:
+    """What the axis itself is divided by, wherever that stands in the place."""
+    for atom in atoms(place):
+        if isinstance(atom, (FloorDiv, Mod)) and atom.dividend is of_atom(lane):
+            yield atom.divisor
+        for part in parts(atom):
+            yield from _divisors(part, lane)
