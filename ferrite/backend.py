@@ -109,7 +109,7 @@ def _compile_captured(module: GraphModule, inputs: list[Any], options: Options) 
     try:
         with without_collection():
             lookup = caching.look_up(module, options, _taker(module))
-            function = _from_cache(lookup, record)
+            function = _from_cache(lookup, record, options)
         if function is None:
             from ferrite.compilation import Compilation
 
@@ -158,7 +158,7 @@ def _taker(module: Any) -> caching.Taker | None:
     return None if identity is None else functools.partial(offer, identity)
 
 
-def _from_cache(lookup: caching.Lookup, record: Record) -> Callable[..., Any] | None:
+def _from_cache(lookup: caching.Lookup, record: Record, options: Options) -> Callable[..., Any] | None:
     """What was compiled before, with the record of that; None if there is nothing, or nothing that works."""
     if lookup.outcome in ("off", "package"):
         return None
@@ -166,7 +166,7 @@ def _from_cache(lookup: caching.Lookup, record: Record) -> Callable[..., Any] | 
     with told.stage("load"):
         if lookup.entry is not None:
             try:
-                function = caching.wrapped(lookup.entry, lookup.lines, trace.compiled_graph)
+                function = caching.wrapped(lookup.entry, options, lookup.lines, trace.compiled_graph)
                 graphs = caching.said_by(lookup.entry)
                 record.graphs += graphs
                 for graph in graphs:

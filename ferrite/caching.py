@@ -276,14 +276,18 @@ def _check_guards(text: str) -> None:
 
 
 def wrapped(
-    entry: Entry, lines: Mapping[str, str] | None = None, tell: Callable[[CompiledGraph], None] | None = None
+    entry: Entry,
+    options: Options,
+    lines: Mapping[str, str] | None = None,
+    tell: Callable[[CompiledGraph], None] | None = None,
 ) -> Callable[..., Any]:
     """The function that AOTAutograd made when the graph was compiled; `lines`: the user's that are others now; `tell`:
     is told of each graph that will run."""
     graphs = {phase: CompiledGraph.unpack(parcel, lines) for phase, parcel in entry.graphs.items()}
-    if tell is not None:
-        for graph in graphs.values():
+    for graph in graphs.values():
+        if tell is not None:
             tell(graph)
+        graph.announce(perf_map=options.perf_map, gdb=options.gdb)
     facts = autograd_facts.unpack_whole(entry.wrapping.facts)
     backward = graphs.get("backward")
     result = _result_type()(

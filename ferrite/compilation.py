@@ -132,6 +132,7 @@ class Compilation:
                 _report_strides(module)
             trace.matrix_products(module)
             trace.compiled_graph(compiled)
+            compiled.announce(perf_map=options.perf_map, gdb=options.gdb)
             trace.graph_record(record, options.compile_mode)
             folder.compiled(module, compiled, self.record)
         log.info("Ferrite compiled %s graph %d in %.1f ms", _LOUD[phase], graph_id, 1e3 * record.seconds)

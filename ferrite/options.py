@@ -121,6 +121,10 @@ class Options:
     )
     debug: bool = field(default=False, metadata={"doc": "write every stage of every graph below debug_dir"})
     debug_dir: str = field(default="ferrite_debug", metadata={"doc": "where debug files go"})
+    perf_map: bool = field(
+        default=False, metadata={"doc": "write where each kernel is to /tmp/perf-<process>.map, which perf reads"}
+    )
+    gdb: bool = field(default=False, metadata={"doc": "tell gdb where each kernel is, for backtraces and breakpoints"})
 
     @property
     def names_passes(self) -> bool:
@@ -137,7 +141,9 @@ MODES: dict[str, dict[str, Any]] = {
 }
 
 # Options that do not change what is made: no part of what a compiled graph is found by, so that no rewrite may ask.
-WITHOUT_EFFECT = frozenset({"cache", "cache_dir", "cache_megabytes", "debug_dir", "strict", "partitioner"})
+WITHOUT_EFFECT = frozenset(
+    {"cache", "cache_dir", "cache_megabytes", "debug_dir", "perf_map", "gdb", "strict", "partitioner"}
+)
 
 _CHOICES = {
     "compile_mode": SCHEMES,

@@ -59,7 +59,7 @@ class Package(SerializableCallable):
         entry = _entry_in(data)
         here = fields_of_machine()
         _compare(entry.fields, {name: here[name] for name in _MUST_AGREE})
-        return cls(caching.wrapped(entry), data)
+        return cls(caching.wrapped(entry, from_environment(os.environ)), data)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
@@ -79,7 +79,7 @@ class Precompiled(BackendCacheArtifact[Callable[..., Any]]):
         return self  # PyTorch copies what it is given; nothing here changes
 
     def after_deserialization(self) -> Callable[..., Any]:
-        return self.function or caching.wrapped(_entry_in(self.content))
+        return self.function or caching.wrapped(_entry_in(self.content), from_environment(os.environ))
 
 
 def offer(identity: str, content: bytes) -> None:
@@ -102,7 +102,7 @@ def _precompiled(key: str, content: bytes) -> Precompiled:
     for line in settings_lines():
         if line not in stored:
             raise RuntimeError(f"this function cannot run here: it was made without {line}")
-    return Precompiled(key, content, caching.wrapped(entry))
+    return Precompiled(key, content, caching.wrapped(entry, options))
 
 
 def _asked_for() -> Options:

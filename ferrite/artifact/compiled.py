@@ -20,7 +20,7 @@ from torch.autograd import profiler
 
 from ferrite.artifact.check_inputs import checker
 from ferrite.artifact.constants import StoredTensor, load_tensor, store_tensors
-from ferrite.artifact.kernels import Code, Kernels, Source, StoredProgram, kernels_of, program_of, text_of
+from ferrite.artifact.kernels import Code, Kernels, NativeKernel, Source, StoredProgram, kernels_of, program_of, text_of
 from ferrite.errors import Unsupported
 from ferrite.graph.names import resolve
 from ferrite.host import packed
@@ -68,6 +68,7 @@ class CompiledGraph:
     run: Callable[[list[Any]], Any] | None = field(init=False, default=None, repr=False)
     body: Callable[[list[Any]], Any] = field(init=False, repr=False)  # `run` without marks for a profiler
     check: Callable[[Any], None] | None = field(init=False, default=None, repr=False)
+    native: dict[str, NativeKernel] = field(init=False, default_factory=dict, repr=False)  # once it is loaded
     refused: dict[str, str] = field(init=False, default_factory=dict)  # kernels without machine code, and why
     peak: int | None = field(init=False, default=None)  # bytes that a call needs at most, if memory was planned
     block: int | None = field(init=False, default=None)  # of them, those for inner buffers
@@ -95,7 +96,7 @@ class CompiledGraph:
         """Link the program into this process; the second time gives the same function."""
         if self.run is None:
             kernels = kernels_of(self.kernels, self.facts.executor, self.built)
-            self.built = kernels.code
+            self.built, self.native = kernels.code, kernels.native
             self.refused = kernels.code.refused if kernels.code else {}
             body = self._native_body(kernels)
             if body is None:
@@ -105,6 +106,14 @@ class CompiledGraph:
             self.run.compiled = self  # type: ignore[attr-defined]
             self.run.alive = self._alive  # type: ignore[attr-defined]
         return self.run
+
+    def announce(self, *, perf_map: bool, gdb: bool) -> None:
+        """Tells the tools that the user named where its code is."""
+        if perf_map or gdb:
+            from ferrite.artifact.announce import announce  # it knows LLVM, which a graph without kernels does not need
+
+            self.load()
+            announce(self.program, self.native, perf_map=perf_map, gdb=gdb)
 
     def _native_body(self, kernels: Kernels) -> Callable[[list[Any]], Any] | None:
         """The program without Python; None if that is not asked for, or if a reason against it was found."""

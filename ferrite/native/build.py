@@ -23,8 +23,9 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
@@ -36,22 +37,35 @@ from ferrite.native.target import Target, start_llvm
 
 
 class Library:
-    """Loaded code. The addresses are good for as long as this object lives."""
+    """Loaded code. The addresses are good for as long as this object lives. `leaving`: what to call before it goes;
+    `told`: who knows of its functions."""
 
-    def __init__(self, tracker: Any, engine: Any, addresses: Mapping[str, int]) -> None:
+    def __init__(self, tracker: Any, engine: Any, addresses: Mapping[str, int], objects: tuple[bytes, ...]) -> None:
         self._tracker = tracker
         self._engine = engine
         self.addresses = dict(addresses)
+        self.objects = objects
+        self.leaving: tuple[Callable[[], None], ...] = ()
+        self.told: frozenset[str] = frozenset()
 
     def address(self, name: str) -> int:
         return self.addresses[name]
 
     def close(self) -> None:
         """Frees the code now. Calling into it afterwards crashes."""
+        self._say_so()
         self._tracker.close()
         self._engine.close()
 
-    def __del__(self) -> None:
+    def _say_so(self) -> None:
+        leaving, self.leaving = self.leaving, ()
+        for call in leaving:
+            call()
+
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        # At the end of a process modules may be gone already, and nobody needs to be told.
+        if self.leaving and not is_finalizing():
+            self._say_so()
         # The code first, then the engine that it lives in; Python promises no order.
         self._tracker = None
         self._engine = None
@@ -87,8 +101,14 @@ def assembly(ir: str, target: Target) -> str:
     return _machine(target).emit_assembly(_verified(ir))
 
 
-def load(objects: Iterable[bytes], names: Iterable[str], imports: Mapping[str, int] | None = None) -> Library:
-    """Code in memory, with the addresses of the named functions. `imports`: symbols from outside, by address.
+LASTING: list[Library] = []  # code that is made once in a process
+
+
+def load(
+    objects: Iterable[bytes], names: Iterable[str], imports: Mapping[str, int] | None = None, *, lasting: bool = False
+) -> Library:
+    """Code in memory, with the addresses of the named functions. `imports`: symbols from outside, by address;
+    `lasting`: to be listed as such.
 
     Functions of C's library are found by name. A symbol that nobody has is an error here, not at the call.
     """
@@ -96,7 +116,8 @@ def load(objects: Iterable[bytes], names: Iterable[str], imports: Mapping[str, i
     _guard_forks()
     engine = llvm.create_lljit_compiler(use_jit_link=True, suppress_errors=True)
     library = llvm.JITLibraryBuilder()
-    for each in objects:
+    kept = tuple(objects)
+    for each in kept:
         library.add_object_img(each)
     for name, address in (imports or {}).items():
         library.import_symbol(name, address)
@@ -107,7 +128,10 @@ def load(objects: Iterable[bytes], names: Iterable[str], imports: Mapping[str, i
         tracker = library.link(engine, "kernels")
     except RuntimeError as error:
         raise ToolFailed("code did not load", ran=f"link of {', '.join(exports)}", why=str(error)) from error
-    return Library(tracker, engine, {name: tracker[name] for name in exports})
+    made = Library(tracker, engine, {name: tracker[name] for name in exports}, kept)
+    if lasting:
+        LASTING.append(made)
+    return made
 
 
 def library_addresses(names: Iterable[str]) -> dict[str, int]:

@@ -64,7 +64,7 @@ EXPORTS = (
 def machine(imports: tuple[tuple[str, int], ...]) -> Library:
     """The functions above, with what they call from outside, by address."""
     target = host()
-    return load([build(machine_text(target.triple), target)], EXPORTS, dict(imports))
+    return load([build(machine_text(target.triple), target)], EXPORTS, dict(imports), lasting=True)
 
 
 def address_in_bytes() -> int:

@@ -65,7 +65,7 @@ def launch_address() -> int:
 @cache
 def _launcher() -> Library:
     target = host()
-    return load([build(launch_text(target), target)], [LAUNCH], _openmp())
+    return load([build(launch_text(target), target)], [LAUNCH], _openmp(), lasting=True)
 
 
 def launch_text(target: Target) -> str:

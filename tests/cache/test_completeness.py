@@ -20,7 +20,7 @@ from ferrite.graph.joint import JOINT
 from ferrite.graph.post_grad import MUTATE, POST_GRAD, PREPARE
 from ferrite.graph.pre_grad.plan import plan
 from ferrite.loops.passes import LOOP_PASSES
-from ferrite.native import NATIVE_PASSES
+from ferrite.native import NATIVE_PASSES, perf_map
 from ferrite.schedule import SCHEDULE_PASSES
 from tests.cache.test_key import CHANGE_NOTHING, CHANGE_THE_KEY
 
@@ -79,6 +79,11 @@ def busy(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, n: torch.Tensor) -> 
     picked = torch.where(n > 2, x.tanh()[n % 3, :1].sum(1), functional.softplus(x[0, 0]))
     noise = functional.dropout(y.sigmoid(), 0.25, training=True)
     return z, picked, noise.std(0), y.amax(1, keepdim=True) + y
+
+
+@pytest.fixture(autouse=True)
+def own_folder_for_perf(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(perf_map, "FOLDER", str(tmp_path_factory.mktemp("perf")))
 
 
 def small(training: bool) -> tuple[torch.Tensor, ...]:

@@ -72,6 +72,8 @@ CHANGE_NOTHING: dict[str, Any] = {
     "cache_dir": "elsewhere",
     "cache_megabytes": 1,
     "debug_dir": "elsewhere",
+    "perf_map": True,
+    "gdb": True,
 }
 BYPASS: dict[str, Any] = {
     "numeric_check": (("pre_grad", ()),),

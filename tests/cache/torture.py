@@ -31,6 +31,7 @@ from rich.console import Console
 from bench.show import watcher
 from ferrite import cache, caching
 from ferrite.artifact.store import HEADER
+from ferrite.options import Options
 from tests.behaviour.child import ROOT
 from tests.cache.mutate import mutations
 from tests.cache.victim import Victim, cuts, fill, flip, misfits, oddities, signed, truncate, watched
@@ -175,7 +176,7 @@ def forged(victim: Victim, seed: int) -> Steps:
             continue
         if found.entry is not None:
             try:
-                caching.wrapped(found.entry, found.lines)
+                caching.wrapped(found.entry, Options(), found.lines)
                 loaded += 1
             except Exception as error:
                 found.fail(f"{error}")
