@@ -16,6 +16,7 @@ order, so a limit found by bisection means the same pass in the next run.
 from __future__ import annotations
 
 import logging
+import operator
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -133,8 +134,10 @@ def rewrite(
     *,
     name: str = "main",
     show: Callable[[Any], str] = str,
+    same: Callable[[Program, Program], bool] = operator.is_,
 ) -> Program:
-    """Run data passes, each from a program to a new one; a pass that fails leaves the program as it was."""
+    """Run data passes, each from a program to a new one; a pass that fails leaves the program as it was. `same`:
+    whether a pass has changed nothing."""
     for run in passes:
         number, note = _admit(stage, run.__name__, options)
         if number is None:
@@ -155,7 +158,7 @@ def rewrite(
         seconds = time.perf_counter() - start
         texts = (show(program), show(result)) if options.keep_text else (None, None)
         record.passes.append(
-            PassRun(stage, run.__name__, name, int(result is not program), seconds, number, "", *texts)
+            PassRun(stage, run.__name__, name, int(not same(result, program)), seconds, number, "", *texts)
         )
         program = result
     return program

@@ -36,6 +36,7 @@ from ferrite.graph.relayout import adopt_inputs
 from ferrite.graph.snapshot import take
 from ferrite.graph.strides import note_output_strides, restore_output_strides
 from ferrite.graph.values import refresh
+from ferrite.host.lowered import does_the_same
 from ferrite.host.plan import plan_all
 from ferrite.loops.check import check_program
 from ferrite.loops.nodes import Program
@@ -122,7 +123,7 @@ def compile_graph(
         kernels = tuple(rewrite_kernel(kernel, options, record) for kernel in lowered.kernels)
         lowered = replace(lowered, kernels=kernels)
     with record.stage("schedule"):
-        lowered = rewrite(lowered, "schedule", SCHEDULE_PASSES, options, record)
+        lowered = rewrite(lowered, "schedule", SCHEDULE_PASSES, options, record, same=does_the_same)
         record.decisions += lowered.decisions
         record.costs = costs_of(lowered)
         log.info("%s reads and writes %s bytes in %d steps", record.name, f"{record.bytes:,}", len(record.costs))

@@ -9,6 +9,7 @@ from functools import wraps
 from ferrite.host.lowered import Lowered
 from ferrite.loops.nodes import Program
 from ferrite.schedule.cut_at_guards import cut_at_guards
+from ferrite.schedule.decided import Decided
 from ferrite.schedule.fuse import fuse
 from ferrite.schedule.keep_exponentials import keep_exponentials
 from ferrite.schedule.keep_rows import keep_rows
@@ -20,19 +21,17 @@ from ferrite.schedule.split_reduction import split_reductions
 from ferrite.schedule.tile import tile_transposes
 
 
-def of_each_kernel(run: Callable[[Program], Program]) -> Callable[[Lowered], Lowered]:
-    """A pass over one kernel as a pass over all kernels of a graph."""
+def of_each_kernel(run: Callable[[Program], Decided]) -> Callable[[Lowered], Lowered]:
+    """A pass over one kernel as a pass over all kernels of a graph, with the decisions on all of them."""
 
     @wraps(run)
     def over_all(lowered: Lowered) -> Lowered:
-        kernels = tuple(map(run, lowered.kernels))
-        return lowered if all(map(_same, kernels, lowered.kernels)) else replace(lowered, kernels=kernels)
+        found = [run(program) for program in lowered.kernels]
+        decisions = tuple(decision for each in found for decision in each.decisions)
+        kernels = tuple(each.program for each in found)
+        return replace(lowered, kernels=kernels, decisions=lowered.decisions + decisions)
 
     return over_all
-
-
-def _same(one: Program, other: Program) -> bool:
-    return one is other
 
 
 SCHEDULE_PASSES: tuple[Callable[[Lowered], Lowered], ...] = (

@@ -23,6 +23,7 @@ from ferrite.loops.nodes import Apply, Buffer, Load, Nest, Program, Reduce, Stat
 from ferrite.loops.passes.merge_axes import Joins, merged, merged_in_reductions
 from ferrite.loops.rewrite import fresh_name, names_in, replace_buffers, substitute_axes, walk
 from ferrite.loops.text import show
+from ferrite.schedule.decided import Refusal
 from ferrite.schedule.shape import are_independent, best_axis, places_of, reductions_in
 
 MOST_STATEMENTS = 24  # of one tree: more of them need more registers and more time to compile
@@ -69,10 +70,6 @@ class Arrangement:
         for loop in self.loops:
             lines += _lines(loop)
         return "\n".join(lines)
-
-
-class Refusal(str):
-    """Why two nests do not share loops."""
 
 
 def arrange(program: Program) -> Arrangement:

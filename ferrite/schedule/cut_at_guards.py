@@ -18,25 +18,35 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
+from ferrite.decisions import Decision
 from ferrite.loops.access import accesses
 from ferrite.loops.index import Axis, coefficient_of, constant, of_atom
 from ferrite.loops.nodes import Apply, Expr, Fold, Guarded, Load, Nest, Program, Reduce
 from ferrite.loops.passes.simplify_guards import RULES, as_index
 from ferrite.loops.rewrite import apply_rules, substitute_axes, walk
+from ferrite.schedule.decided import Decided, Refusal, on, refused
 from ferrite.schedule.shape import are_independent, best_axis, is_free_of_order, places_of
 
 SHORTEST = 16  # elements of a part: some vectors
 MOST_PARTS = 4
 
 
-def cut_at_guards(program: Program, shortest: int = SHORTEST) -> Program:
+def cut_at_guards(program: Program, shortest: int = SHORTEST) -> Decided:
     """Only nests that have no memory in common with others that is written: what they hand on stays in registers."""
     nests: list[Nest] = []
+    decisions: list[Decision] = []
     for nest in program.nests:
-        nests += _parts(nest, shortest) if _has_guards(nest) and stands_alone(nest, program) else [nest]
-    if len(nests) == len(program.nests):
-        return program
-    return Program(program.name, program.sizes, program.parameters, program.locals, tuple(nests))
+        parts = _parts(nest, program, shortest) if _has_guards(nest) else None
+        if parts is None or isinstance(parts, Refusal):
+            nests.append(nest)
+            decisions += [refused("cut at guards", on(program, nest), parts)] if parts is not None else []
+            continue
+        nests += [part for _, part in parts]
+        reason = f"parts of {', '.join(str(length) for length, _ in parts)} elements know what their guards say"
+        decisions.append(Decision("cut at guards", on(program, nest), True, reason))
+    if len(nests) != len(program.nests):
+        program = Program(program.name, program.sizes, program.parameters, program.locals, tuple(nests))
+    return Decided(program, tuple(decisions))
 
 
 def _has_guards(nest: Nest) -> bool:
@@ -54,20 +64,29 @@ def stands_alone(nest: Nest, program: Program) -> bool:
     return True
 
 
-def _parts(nest: Nest, shortest: int) -> list[Nest]:
-    """The nest, or the parts of it from cut to cut, if they are few and long enough."""
+def _parts(nest: Nest, program: Program, shortest: int) -> list[tuple[int, Nest]] | Refusal | None:
+    """The parts of a nest from cut to cut, each with its length, or why it stays whole; None if no guard
+    changes along the lanes."""
     lane = best_axis(nest.axes, places_of(nest.body))
-    if lane is None or lane.extent.terms or not all(map(is_free_of_order, nest.body)):
-        return [nest]
-    if not are_independent(nest.body, lane) or any(isinstance(node, (Reduce, Fold)) for node in walk(nest)):
-        return [nest]
+    if lane is None or lane.extent.terms:
+        return None
     guards = [node for node in walk(nest) if isinstance(node, Guarded) and _reads_along(node, lane)]
     cuts = {cut for guard in guards for cut in _cuts(guard.condition, lane) if 0 < cut < lane.extent.constant}
+    if not cuts:
+        return None
     ends = [0, *sorted(cuts), lane.extent.constant]
     lengths = [end - start for start, end in pairwise(ends)]
-    if not 1 < len(lengths) <= MOST_PARTS or min(lengths) < shortest:
-        return [nest]
-    return [_part(nest, lane, start, length) for start, length in zip(ends, lengths, strict=False)]
+    if len(lengths) > MOST_PARTS:
+        return Refusal(f"{len(lengths)} parts are more than {MOST_PARTS}")
+    if min(lengths) < shortest:
+        return Refusal(f"a part of {min(lengths)} elements is shorter than {shortest}")
+    if any(isinstance(node, (Reduce, Fold)) for node in walk(nest)):
+        return Refusal("it has reductions, which every part would do")
+    if not all(map(is_free_of_order, nest.body)) or not are_independent(nest.body, lane):
+        return Refusal("the order of its points matters")
+    if not stands_alone(nest, program):
+        return Refusal("it hands values to other nests, which stay in registers")
+    return [(length, _part(nest, lane, start, length)) for start, length in zip(ends, lengths, strict=False)]
 
 
 def _reads_along(guard: Guarded, lane: Axis) -> bool:

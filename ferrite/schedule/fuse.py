@@ -1,7 +1,8 @@
 """Kernels that run side by side become one kernel whose loops they share. What only they read needs no tensor.
 
 Launches are taken in order. One may move up to an earlier kernel if everything that it depends on comes before that
-kernel or is in it, and joins it if `arrange.join` finds loops for both. What lies in between stays where it is, so
+kernel or is in it, and joins it if `arrange.join` finds loops for both. Of several it joins the one where that saves
+most bytes (`cost.py`), of equals the latest. What lies in between stays where it is, so
 nothing but kernels changes places; one that can raise does not pass a call, so that errors come in eager's order.
 """
 
@@ -19,7 +20,9 @@ from ferrite.loops.kernel import kernel_of
 from ferrite.loops.nodes import Buffer, Nest, Program
 from ferrite.loops.rewrite import can_raise, replace_buffers
 from ferrite.schedule.alive import SLACK, Alive
-from ferrite.schedule.arrange import Loop, Refusal, join
+from ferrite.schedule.arrange import Loop, join
+from ferrite.schedule.cost import saved_by_joining
+from ferrite.schedule.decided import Refusal, refused
 from ferrite.schedule.run_early import run_early
 from ferrite.syntax import refs
 
@@ -100,6 +103,7 @@ class _Fusion:
         self.last_call = -1
         self.groups_at: defaultdict[str, list[_Group]] = defaultdict(list)
         self.waiting: dict[str, Call] = {}  # allocations whose kernel has not come yet
+        self.users = self._users()
         self.decisions: list[Decision] = []
 
     def run(self) -> Body:
@@ -169,13 +173,15 @@ class _Fusion:
     def _place(self, part: _Part) -> None:
         """Into an earlier kernel, or into one of its own."""
         earliest = self._earliest(part)
-        for group in self._candidates(part, earliest):
+        for saved, group in self._candidates(part, earliest):
             loop = self._joined(group, part)
             subjects = (_name(group.parts[-1]), _name(part))
             if isinstance(loop, Refusal):
-                self.decisions.append(Decision("fuse", subjects, False, str(loop)))
+                reason = f"{loop}; it would save {saved:,} bytes" if saved else str(loop)
+                self.decisions.append(refused("fuse", subjects, reason))
                 continue
-            self.decisions.append(Decision("fuse", subjects, True, f"they share loops over {_box(loop)}"))
+            reason = f"they share loops over {_box(loop)}" + (f", which saves {saved:,} bytes" if saved else "")
+            self.decisions.append(Decision("fuse", subjects, True, reason))
             group.loop = loop
             group.parts.append(part)
             self._enter(group, part)
@@ -195,15 +201,45 @@ class _Fusion:
             root = self._root(buffer.name)
             self.last_write[root] = max(self.last_write.get(root, -1), group.position)
 
-    def _candidates(self, part: _Part, earliest: int) -> list[_Group]:
-        """Earlier kernels that touch the same memory, latest first."""
+    def _candidates(self, part: _Part, earliest: int) -> list[tuple[int, _Group]]:
+        """The latest kernels that touch the same memory, with the bytes that a join saves: most first, of equals the
+        latest."""
         found = {
             group.position: group
             for buffer in part.buffers
             for group in self.groups_at[self._root(buffer.name)][-MOST_TRIES:]
             if group.position >= earliest
         }
-        return [found[position] for position in sorted(found, reverse=True)][:MOST_TRIES]
+        latest = [found[position] for position in sorted(found, reverse=True)][:MOST_TRIES]
+        return sorted(((self._saved(group, part), group) for group in latest), key=lambda each: -each[0])
+
+    def _saved(self, group: _Group, part: _Part) -> int:
+        """Bytes that need not be moved if the launch joins."""
+        count: dict[str, int] = {}  # how many of them touch a tensor
+        for one in (*group.parts, part):
+            for buffer in one.buffers:
+                count[buffer.name] = count.get(buffer.name, 0) + 1
+        written = {buffer.name for buffer in group.written()}
+        read = [buffer.name for buffer in (*part.read, *part.in_place)]
+        gone = [name for name in read if name in written and self.users[self._root(name)] == count[name]]
+        return saved_by_joining(self.body, {buffer.name for buffer in group.buffers()}, read, gone)
+
+    def _users(self) -> defaultdict[str, int]:
+        """How many steps touch each memory; what the caller gets or gave is touched outside."""
+        count: defaultdict[str, int] = defaultdict(int)
+        for step in self.body.steps:
+            if isinstance(step, Call) and step.target == ALLOCATE:
+                continue
+            names = step.buffers if isinstance(step, Launch) else refs((step.args, step.kwargs))
+            for root in {self._root(name) for name in names}:
+                count[root] += 1
+        return self._with_outside(count)
+
+    def _with_outside(self, count: defaultdict[str, int]) -> defaultdict[str, int]:
+        given = (entry.name for entry in self.body.inputs)
+        for name in (*refs(self.body.result), *given, *self.constants):
+            count[self._root(name)] += 2
+        return count
 
     def _joined(self, group: _Group, part: _Part) -> Loop | Refusal:
         if group.loop is None:
@@ -259,10 +295,7 @@ class _Fusion:
             names = (b.name for b in item.buffers()) if isinstance(item, _Group) else refs((item.args, item.kwargs))
             for root in {self._root(name) for name in names}:
                 count[root] += 1
-        given = (entry.name for entry in self.body.inputs)
-        for name in (*refs(self.body.result), *given, *self.constants):
-            count[self._root(name)] += 2
-        return count
+        return self._with_outside(count)
 
 
 class _Kernels:

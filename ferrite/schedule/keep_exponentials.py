@@ -15,20 +15,25 @@ Law: the sum has the same terms in the same order, each rounded to its type befo
 from __future__ import annotations
 
 from ferrite.loops.index import Axis, of_atom
-from ferrite.loops.nodes import Apply, Buffer, Expr, Nest, Program, Reduce, Store
+from ferrite.loops.nodes import Apply, Expr, Nest, Program, Reduce, Store
 from ferrite.loops.rewrite import apply_rules, substitute_axes, walk
-from ferrite.schedule.keep_rows import goes_along, kept_row, with_kept_rows
+from ferrite.schedule.cost import kept_bytes, weight_of
+from ferrite.schedule.decided import Decided, Refusal
+from ferrite.schedule.keep_rows import Kept, goes_along, kept_row, too_long, with_kept_rows
 
 
-def keep_exponentials(program: Program) -> Program:
-    return with_kept_rows(program, _in_two)
+def keep_exponentials(program: Program) -> Decided:
+    return with_kept_rows(program, "keep exponentials", _in_two)
 
 
-def _in_two(nest: Nest, lane: Axis, name: str) -> tuple[Buffer, Nest, Nest] | None:
+def _in_two(nest: Nest, lane: Axis, name: str) -> Kept | Refusal | None:
     found = _exponential(nest, lane)
     if found is None:
         return None
     exponential, most = found
+    cost = f"{weight_of(exponential)} operations an element, or {kept_bytes(exponential)} bytes written and read"
+    if (why := too_long(most, lane)) is not None:
+        return Refusal(f"{why}; a second exponential: {cost}")
     kept, here, there = kept_row(nest, lane, most.axes[0], exponential, name)
     first: dict[Expr, Expr] = {most: Reduce("max", most.axes, most.body, "value")}
     second: dict[Expr, Expr] = {
@@ -36,7 +41,8 @@ def _in_two(nest: Nest, lane: Axis, name: str) -> tuple[Buffer, Nest, Nest] | No
         Reduce("softmax", most.axes, most.body, "sum"): Reduce("sum", most.axes, there, "value"),
     }
     store = Store(kept, here.index, apply_rules(exponential, (first.get,)))
-    return kept, Nest(nest.axes, (store,)), apply_rules(nest, (second.get,))
+    reader = apply_rules(nest, (second.get,))
+    return Kept(kept, Nest(nest.axes, (store,)), reader, f"a second exponential costs more: {cost}")
 
 
 def _exponential(nest: Nest, lane: Axis) -> tuple[Apply, Reduce] | None:

@@ -11,17 +11,21 @@ loops start. What was lifted may share loops with its reader again (`arrange.py`
 
 from __future__ import annotations
 
-from ferrite.loops.index import Axis, free_axes, of_atom
+from ferrite.decisions import Decision
+from ferrite.loops.index import Axis, free_axes, of_atom, product
 from ferrite.loops.nodes import Buffer, Expr, Load, Nest, Program, Reduce, Store
 from ferrite.loops.rewrite import apply_rules, fresh_name, names_in, walk
 from ferrite.loops.shapes import contiguous_strides
-from ferrite.schedule.split_reduction import movable_reductions
+from ferrite.schedule.cost import element_bytes, operations_in
+from ferrite.schedule.decided import Decided, on, refused
+from ferrite.schedule.split_reduction import box_of, movable_reductions, reductions_that_stay
 
 
-def lift_reductions(program: Program) -> Program:
+def lift_reductions(program: Program) -> Decided:
     """Nest by nest; inner ones first, so that a reduction inside of a lifted one can be lifted as well."""
     taken = names_in(program)
     buffers, nests = [*program.locals], []
+    decisions: list[Decision] = []
     for nest in program.nests:
         while repeated := _repeated(nest):
             around = _around(repeated[0], nest)
@@ -29,12 +33,28 @@ def lift_reductions(program: Program) -> Program:
             places = {node: _buffer_for(node, around, taken) for node in alike}
             buffers += places.values()
             at = tuple(map(of_atom, around))
+            decisions += [
+                Decision("lift", (program.name, buffer.name), True, _saved(node, around, nest))
+                for node, buffer in places.items()
+            ]
             nests.append(Nest(around, tuple(Store(buffer, at, node) for node, buffer in places.items())))
             nest = _reading(nest, places, around)
         nests.append(nest)
+        for node, why in reductions_that_stay(nest):
+            if nest.axes and _is_repeated(node, nest):
+                reason = f"{box_of(node)} is computed again and again: {why}"
+                decisions.append(refused("lift", on(program, nest), reason))
     if len(nests) == len(program.nests):
-        return program
-    return Program(program.name, program.sizes, program.parameters, tuple(buffers), tuple(nests))
+        return Decided(program, tuple(decisions))
+    lifted = Program(program.name, program.sizes, program.parameters, tuple(buffers), tuple(nests))
+    return Decided(lifted, tuple(decisions))
+
+
+def _saved(node: Reduce, around: tuple[Axis, ...], nest: Nest) -> str:
+    """What it would cost to stay, and what it costs to be read. To read what was combined once is never dearer."""
+    rounds = product(axis.extent for axis in nest.axes if axis not in around)
+    again, read = operations_in(node.body, node.axes) + 1, element_bytes(node.dtype)
+    return f"{box_of(node)} once instead of {rounds} times: {again} operations a step again, or {read} bytes read"
 
 
 def _repeated(nest: Nest) -> list[Reduce]:

@@ -105,7 +105,7 @@ class _Order:
     def __init__(self, program: Program) -> None:
         self.reads: dict[str, int] = {}  # the last statement that reads it, by name
         self.writes: dict[str, int] = {}  # the first one that writes it
-        statements = (part for loop in arrange(cut_at_guards(program)).loops for part in loop.statements())
+        statements = (part for loop in arrange(cut_at_guards(program).program).loops for part in loop.statements())
         for number, statement in enumerate(statements):
             for access in accesses(statement):
                 if access.writes:

@@ -13,28 +13,36 @@ stores, accumulations and reductions can see.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
+from ferrite.decisions import Decision
 from ferrite.loops.index import Axis, FloorDiv, Index, Mod, atoms, divides, floordiv, least, of_atom, parts
 from ferrite.loops.nodes import Nest, Program
 from ferrite.loops.passes.merge_axes import places_in
 from ferrite.loops.rewrite import fresh_name, names_in, substitute_axes, walk
 from ferrite.schedule.cut_at_guards import stands_alone
+from ferrite.schedule.decided import Decided, Refusal, on, refused
 from ferrite.schedule.shape import best_axis, places_of
 
 SHORTEST = 16  # elements of the inner axis: some vectors
 
 
-def split_axes(program: Program, shortest: int = SHORTEST) -> Program:
+def split_axes(program: Program, shortest: int = SHORTEST) -> Decided:
     """Only nests that have no memory in common with others that is written: they could share no loops any more."""
-    nests = list(program.nests)
-    for place, nest in enumerate(nests):
-        split = _split(nest, shortest, names_in(program)) if _divides(nest) else nest
-        if split is not nest and stands_alone(nest, program):
-            nests[place] = split
-    if all(one is other for one, other in zip(nests, program.nests, strict=True)):
-        return program
-    return Program(program.name, program.sizes, program.parameters, program.locals, tuple(nests))
+    nests: list[Nest] = []
+    decisions: list[Decision] = []
+    for nest in program.nests:
+        split = _split(nest, program, shortest) if _divides(nest) else None
+        nests.append(split if isinstance(split, Nest) else nest)
+        if isinstance(split, Nest):
+            box = ", ".join(str(axis.extent) for axis in split.axes)
+            reason = f"what divided it runs along the loops of box({box})"
+            decisions.append(Decision("split axis", on(program, nest), True, reason))
+        elif split is not None:
+            decisions.append(refused("split axis", on(program, nest), split))
+    if any(decision.taken for decision in decisions):
+        program = Program(program.name, program.sizes, program.parameters, program.locals, tuple(nests))
+    return Decided(program, tuple(decisions))
 
 
 def _divides(nest: Nest) -> bool:
@@ -42,17 +50,22 @@ def _divides(nest: Nest) -> bool:
     return any(isinstance(atom, (FloorDiv, Mod)) for place in places for atom in atoms(place))
 
 
-def _split(nest: Nest, shortest: int, taken: Collection[str]) -> Nest:
+def _split(nest: Nest, program: Program, shortest: int) -> Nest | Refusal | None:
+    """The nest with its lanes in two, or why they stay; None if no place divides them."""
     lane = best_axis(nest.axes, places_of(nest.body))
     if lane is None:
-        return nest
+        return None
     divisors = {n for node in walk(nest) for place in places_in(node) for n in _divisors(place, lane)}
+    if not divisors:
+        return None
     lengths = sorted((low, str(n), n) for n in divisors if (low := least(n)) is not None and low >= shortest)
     length = next((n for _, _, n in lengths if divides(n, lane.extent)), None)
     if length is None:
-        return nest
+        return Refusal(f"no part of at least {shortest} elements goes into {lane.extent}")
+    if not stands_alone(nest, program):
+        return Refusal("it hands values to other nests along this axis")
     outer = Axis(lane.name, floordiv(lane.extent, length))
-    inner = Axis(fresh_name(f"{lane.name}_rest", taken), length)
+    inner = Axis(fresh_name(f"{lane.name}_rest", names_in(program)), length)
     position = nest.axes.index(lane)
     axes = (*nest.axes[:position], outer, inner, *nest.axes[position + 1 :])
     moves = {lane: length * of_atom(outer) + of_atom(inner)}

@@ -31,6 +31,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from ferrite.decisions import Decision
 from ferrite.loops.access import written_by
 from ferrite.loops.dtypes import DType, f32, i64
 from ferrite.loops.index import (
@@ -80,6 +81,7 @@ from ferrite.loops.rewrite import (
     walk,
 )
 from ferrite.loops.shapes import contiguous_strides
+from ferrite.schedule.decided import Decided, Refusal, on, refused
 from ferrite.schedule.shape import best_axis, loads_in
 
 STRETCH = 4096  # columns that the emitter gives to one thread at a time
@@ -151,18 +153,24 @@ class Cut:
 LIMITS = Limits()
 
 
-def split_reductions(program: Program, limits: Limits = LIMITS) -> Program:
+def split_reductions(program: Program, limits: Limits = LIMITS) -> Decided:
     """Split what is worth it, nest by nest."""
     taken = names_in(program)
     buffers, nests = [*program.locals], []
+    decisions: list[Decision] = []
     for nest in program.nests:
         while cuts := _cuts_in(nest, limits):
             split = _Split(cuts, taken, limits.stream)
+            decisions += [
+                Decision("split", on(program, nest), True, _in_parts(node, cut)) for node, cut in cuts.items()
+            ]
             nests += split.nests()
             buffers += split.buffers
             nest = split.read_in(nest)
         nests.append(nest)
-    return Program(program.name, program.sizes, program.parameters, tuple(buffers), tuple(nests))
+        decisions += [refused("split", on(program, nest), why) for why in _whole(nest, limits)]
+    split_program = Program(program.name, program.sizes, program.parameters, tuple(buffers), tuple(nests))
+    return Decided(split_program, tuple(decisions))
 
 
 # ---- deciding
@@ -170,15 +178,49 @@ def split_reductions(program: Program, limits: Limits = LIMITS) -> Program:
 
 def _cuts_in(nest: Nest, limits: Limits) -> dict[Reduce, Cut]:
     """Reductions of the nest that are cut alike, each with one that has no other such inside."""
-    found = {node: cut for node in movable_reductions(nest) if (cut := cut_of(node, nest.axes, limits)) is not None}
+    cuts = {node: cut_of(node, nest.axes, limits) for node in movable_reductions(nest)}
+    found = {node: cut for node, cut in cuts.items() if isinstance(cut, Cut)}
     ready = {node: cut for node, cut in found.items() if not any(part in found for part in walk(node.body))}
     first = next(iter(ready.values()), None)
     return {node: cut for node, cut in ready.items() if cut == first}
 
 
+def _whole(nest: Nest, limits: Limits) -> Iterator[str]:
+    """Why long reductions stay as they are."""
+    for node in movable_reductions(nest):
+        cut = cut_of(node, nest.axes, limits)
+        if isinstance(cut, Refusal):
+            yield f"{box_of(node)}: {cut}"
+    for node, why in reductions_that_stay(nest):
+        elements = greatest(product(axis.extent for axis in node.axes))
+        if elements is not None and elements >= limits.long:
+            yield f"{box_of(node)}: {why}"
+
+
+def _in_parts(node: Reduce, cut: Cut) -> str:
+    around = product(axis.extent for axis in cut.around)
+    return f"{box_of(node)} in {cut.parts} parts, so that threads share it: there are {around} points around it"
+
+
+def box_of(node: Reduce) -> str:
+    """A reduction by its name and size, for people."""
+    return f"{node.operation} over box({', '.join(str(axis.extent) for axis in node.axes)})"
+
+
 def movable_reductions(nest: Nest) -> list[Reduce]:
     """Reductions that can as well be computed before the nest."""
-    return [node for node in _open_expressions(nest) if isinstance(node, Reduce) and _may_move(node, nest)]
+    found = [node for node in _open_expressions(nest) if isinstance(node, Reduce)]
+    return [node for node in found if _why_it_stays(node, nest) is None]
+
+
+def reductions_that_stay(nest: Nest) -> list[tuple[Reduce, str]]:
+    """The other ones, with the reason."""
+    found = dict.fromkeys(node for node in walk(nest) if isinstance(node, Reduce))
+    if not found:
+        return []
+    is_open = {node for node in _open_expressions(nest) if isinstance(node, Reduce)}
+    reasons = {node: _why_it_stays(node, nest) if node in is_open else "a guard protects it" for node in found}
+    return [(node, why) for node, why in reasons.items() if why is not None]
 
 
 def _open_expressions(nest: Nest) -> Iterator[Expr]:
@@ -196,41 +238,46 @@ def _open_expressions(nest: Nest) -> Iterator[Expr]:
                 waiting.append(part)
 
 
-def _may_move(node: Reduce, nest: Nest) -> bool:
-    """Whether it makes no difference to anyone if the reduction is computed before the nest."""
+def _why_it_stays(node: Reduce, nest: Nest) -> str | None:
+    """What would be different if the reduction were computed before the nest; None if nothing."""
     around = free_axes(node)
-    if can_raise(node) or holds_argument(node) or not around <= set(nest.axes):
-        return False
+    if can_raise(node):
+        return "it may raise"
+    if holds_argument(node) or not around <= set(nest.axes):
+        return "it is a part of another reduction or scan"
     written = {buffer for statement in nest.body for buffer in written_by(statement)}
     if any(part.buffer in written for part in walk(node) if isinstance(part, Load)):
-        return False
+        return "its nest writes what it reads"
     others = [axis for axis in nest.axes if axis not in around]
     for part in walk(nest):
         others += part.axes if isinstance(part, (Reduce, Fold)) else ()
         others += (part.axis,) if isinstance(part, (Scan, FoldScan)) else ()
-    return all(known_nonnegative(axis.extent - 1) for axis in others)
+    if all(known_nonnegative(axis.extent - 1) for axis in others):
+        return None
+    return "a loop around it may be empty, or its own"
 
 
-def cut_of(node: Reduce, axes: Sequence[Axis], limits: Limits) -> Cut | None:
-    """Where to cut; None if there is work for all threads around the reduction, or too little in it."""
+def cut_of(node: Reduce, axes: Sequence[Axis], limits: Limits) -> Cut | Refusal | None:
+    """Where to cut; why not, if there is work for all threads around the reduction; None if there is little in it."""
     around = tuple(axis for axis in axes if axis in free_axes(node))
     columns = best_axis((*around, *node.axes), loads_in(node.body))
     if columns not in around:
         columns = None
     units = product(axis.extent for axis in around if axis is not columns)
     width = index(1) if columns is None else columns.extent
-    most = greatest(units if width.terms else units * max(width.constant // STRETCH, 1))
-    if most is None or most >= limits.few:
-        return None
     elements = greatest(product(axis.extent for axis in node.axes) * units * width)
     if elements is not None and elements < limits.long:
         return None
+    work = units if width.terms else units * max(width.constant // STRETCH, 1)
+    most = greatest(work)
+    if most is None or most >= limits.few:
+        return Refusal(f"{work} units of work around it are enough for threads, from {limits.few} on")
     block = limits.block if columns is None else limits.columns
     wish = max(block // (SOME_COLUMNS if width.terms else width.constant), 1)
     lead, axis, steps, inner = _cut_at(node.axes, wish)
     cut = Cut(around, columns, lead, axis, _length(axis.extent, steps, 1 if inner else limits.rows), inner)
     parts = greatest(cut.parts)
-    return cut if parts is None or parts > 1 else None
+    return cut if parts is None or parts > 1 else Refusal("all of it is one block")
 
 
 def _cut_at(axes: tuple[Axis, ...], wish: int) -> tuple[tuple[Axis, ...], Axis, int, tuple[Axis, ...]]:

@@ -22,12 +22,14 @@ Law: points of a nest of plain stores write to different places, so their order 
 
 from __future__ import annotations
 
+from ferrite.decisions import Decision
 from ferrite.loops.access import written_by
 from ferrite.loops.index import ZERO, Axis, Index, known_nonnegative, of_atom, product
 from ferrite.loops.nodes import Buffer, Expr, Load, Nest, Program, Statement, Store
 from ferrite.loops.rewrite import apply_rules, can_raise, fresh_name, names_in, substitute_axes
 from ferrite.loops.shapes import contiguous_strides, linear
 from ferrite.schedule.arrange import FEW_POINTS, LARGEST_TILE
+from ferrite.schedule.decided import Decided, Refusal, on, refused
 from ferrite.schedule.shape import (
     SQUARE,
     always_read,
@@ -44,39 +46,56 @@ HEIGHTS, WIDTHS = (256, 128, 64), (128, 64)  # of tiles that are turned first
 WASTE = 8  # at most one part in so many of an axis is left by tiles
 
 
-def tile_transposes(program: Program, side: int = SIDE) -> Program:
+def tile_transposes(program: Program, side: int = SIDE) -> Decided:
     """Only in a kernel of one nest: nests that share loops run row by row."""
     if len(program.nests) != 1:
-        return program
+        crossed = [nest for nest in program.nests if isinstance(_crossed_axes(nest, side), tuple)]
+        why = f"the kernel has {len(program.nests)} nests, which run row by row if they share loops"
+        return Decided(program, tuple(refused("tile", on(program, nest), why) for nest in crossed))
     (nest,) = program.nests
-    crossed = _crossed_axes(nest, side)
-    if crossed is None:
-        return program
+    found = _crossed_axes(nest, side)
+    if found is None:
+        return Decided(program)
+    if isinstance(found, Refusal):
+        return Decided(program, (refused("tile", on(program, nest), found),))
+    rows, columns = found
     taken = names_in(program)
-    turned = _large_tile(nest, *crossed)
-    if turned is None:
-        nests = _tiles(nest, *crossed, (side, side), taken)
-        return Program(program.name, program.sizes, program.parameters, program.locals, tuple(nests))
-    whole, *rest = _tiles(nest, *crossed, turned, taken)
-    kept, first, then = _in_two(whole, taken)
-    return Program(program.name, program.sizes, program.parameters, (*program.locals, *kept), (first, then, *rest))
+    turned = _large_tile(nest, rows, columns)
+    height, width = turned or (side, side)
+    how = "turned in memory of their own" if turned else "which the cache holds"
+    why = f"{columns.name} and {rows.name} both run along memory: tiles of {height} by {width}, {how}"
+    decisions = (Decision("tile", on(program, nest), True, why),)
+    nests = _tiles(nest, rows, columns, (height, width), taken)
+    kept: list[Buffer] = []
+    if turned is not None:
+        kept, *two = _in_two(nests[0], taken)
+        nests[:1] = two
+    local = (*program.locals, *kept)
+    return Decided(Program(program.name, program.sizes, program.parameters, local, tuple(nests)), decisions)
 
 
-def _crossed_axes(nest: Nest, side: int) -> tuple[Axis, Axis] | None:
-    """The axis that goes into lanes, and another one along which something that has gaps there has none."""
-    if not all(is_free_of_order(statement) for statement in nest.body) or any(map(can_raise, nest.body)):
+def _crossed_axes(nest: Nest, side: int) -> tuple[Axis, Axis] | Refusal | None:
+    """The axis that goes into lanes behind another one, along which something that has gaps there has none. None if
+    there is no such; why they are not tiled, if there is."""
+    if len(nest.axes) < 2:
         return None
+    places = [*places_of(nest.body)]
+    lane = best_axis(nest.axes, places)
+    jumping = [place for place, _ in places if lane is not None and smoothness(place, lane) <= 0]
+    across = [axis for axis in nest.axes if any(smoothness(place, axis) == 2 for place in jumping)]
+    if lane is None or not across:
+        return None
+    long = [axis for axis in across if axis is not lane and _is_long(axis, side)]
+    if not long or not _is_long(lane, side):
+        short = lane if long else across[0]
+        return Refusal(f"{short.name} has {short.extent} points, fewer than {4 * side}: the cache holds its lines")
+    if not all(is_free_of_order(statement) for statement in nest.body):
+        return Refusal("the order of its points matters")
+    if any(map(can_raise, nest.body)):
+        return Refusal("it may raise")
     if not all(are_independent(nest.body, axis) for axis in nest.axes):
-        return None
-    places = [offset for offset, _ in places_of(nest.body)]
-    lane = best_axis(nest.axes, places_of(nest.body))
-    if lane is None or not _is_long(lane, side):
-        return None
-    jumping = [place for place in places if smoothness(place, lane) <= 0]
-    for other in nest.axes:
-        if other is not lane and _is_long(other, side) and any(smoothness(place, other) == 2 for place in jumping):
-            return other, lane
-    return None
+        return Refusal("its points touch what others write")
+    return long[0], lane
 
 
 def _is_long(axis: Axis, side: int) -> bool:

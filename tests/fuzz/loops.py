@@ -68,7 +68,6 @@ PRECISION = {"f64": 2.0**-52, "f32": 2.0**-23, "f16": 2.0**-10, "bf16": 2.0**-7}
 TOLERANCE = 8.0  # units in the last place that need no explanation
 SHORT_PARTS = partial(cut_at_guards, shortest=1)
 OF_ONE_KERNEL = (lift_reductions, split_reductions, keep_rows, keep_exponentials, SHORT_PARTS, tile_transposes)
-KERNEL_PASSES = (*LOOP_PASSES, *OF_ONE_KERNEL, *BOX_PASSES)
 APPROXIMATED = ("sum", "prod", "welford", "softmax")
 EXACT_BY_DTYPE = ("shl", "shr", "nextafter", "fma")
 BY_FORMULA = ("erfinv", "ndtri", "log_ndtr", "lgamma", "digamma", "i0", "i0e", "i1", "i1e")
@@ -285,7 +284,11 @@ class Subject:
     def forms(self) -> tuple[Program, Program]:
         """As it is, and after every pass that works on one kernel."""
         program = self.program
-        for run in KERNEL_PASSES:
+        for run in LOOP_PASSES:
+            program = run(program)
+        for decide in OF_ONE_KERNEL:
+            program = decide(program).program
+        for run in BOX_PASSES:
             program = run(program)
         return self.program, program
 

@@ -18,7 +18,7 @@ def program(x: f32[64, 128], y: out(f32[64, 128])):
 
 def test_exponentials_are_kept_for_the_sum() -> None:
     assert (
-        show(keep_exponentials(parse_program(SOFTMAX))).strip()
+        show(keep_exponentials(parse_program(SOFTMAX)).program).strip()
         == """
 def program(x: f32[64, 128], y: out(f32[64, 128])):
     e = local(f32[64, 128])
@@ -43,7 +43,7 @@ def test_they_are_not(old: str, new: str, reason: str) -> None:
     program = parse_program(
         SOFTMAX.replace(old, new).replace("f32[64, 128]", "f32[128, 128]").replace("box(64", "box(128")
     )
-    assert keep_exponentials(program) is program, reason
+    assert keep_exponentials(program).program is program, reason
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -59,3 +59,10 @@ def test_results_are_those_of_eager(dtype: torch.dtype, columns: int, dynamic: b
     record = ferrite.last_record()
     assert record is not None
     assert not record.fallbacks
+
+
+def test_decisions_say_what_a_second_exponential_costs() -> None:
+    (decision,) = keep_exponentials(parse_program(SOFTMAX)).decisions
+    cost = "40 operations an element, or 8 bytes written and read"
+    assert (decision.what, decision.taken) == ("keep exponentials", True)
+    assert decision.reason == f"a second exponential costs more: {cost}"

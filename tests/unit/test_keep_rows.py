@@ -19,7 +19,7 @@ def program(x: f32[64, 128], y: out(f32[64, 128])):
 
 def test_a_row_is_kept() -> None:
     assert (
-        show(keep_rows(parse_program(NORM))).strip()
+        show(keep_rows(parse_program(NORM)).program).strip()
         == """
 def program(x: f32[64, 128], y: out(f32[64, 128])):
     e = local(f32[64, 128])
@@ -34,7 +34,7 @@ def program(x: f32[64, 128], y: out(f32[64, 128])):
 @pytest.mark.parametrize("operation", ["welford", "softmax"])
 def test_a_reduction_that_goes_over_it_twice_is_reason_enough(operation: str) -> None:
     program = parse_program(NORM.replace("tanh(x[i, j]) / sum(", f"{operation}("))
-    assert "e[i, j] = tanh(x[i, j])" in show(keep_rows(program))
+    assert "e[i, j] = tanh(x[i, j])" in show(keep_rows(program).program)
 
 
 def test_a_reduction_for_each_lane_is_none_along_the_lanes() -> None:
@@ -43,7 +43,7 @@ def program(x: f32[15, 15], y: out(f32[15])):
     for i in box(15):
         y[i] = welford(tanh(x[i, r]) for r in box(15)).m2
 """)
-    assert keep_rows(program) is program
+    assert keep_rows(program).program is program
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_it_is_not(old: str, new: str, reason: str) -> None:
     if "inout" in new:
         text = text.replace("x[", "y[").replace("x: f32[128, 128], ", "")
     program = parse_program(text)
-    assert keep_rows(program) is program, reason
+    assert keep_rows(program).program is program, reason
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
@@ -85,3 +85,37 @@ def test_a_dropout_before_a_norm_draws_each_number_once() -> None:
     made = torch.compile(function, backend="ferrite", options={"strict": True})(x)
     torch.testing.assert_close(made.mean(-1), torch.zeros(64), atol=1e-5, rtol=0)
     torch.testing.assert_close(made.var(-1, unbiased=False), torch.ones(64), atol=1e-3, rtol=0)
+
+
+def decided(text: str) -> list[tuple[tuple[str, ...], bool, str]]:
+    decisions = keep_rows(parse_program(text)).decisions
+    assert all(decision.what == "keep row" for decision in decisions)
+    return [(decision.subjects, decision.taken, decision.reason) for decision in decisions]
+
+
+def test_decisions_tell_what_was_compared() -> None:
+    cost = "1 times 40 operations an element, or 8 bytes written and read"
+    assert decided(NORM) == [(("program", "e"), True, f"to compute it again costs more: {cost}")]
+    assert decided(NORM.replace("128", "12800")) == [
+        (("program", "y"), False, f"a row of 51,200 bytes is longer than 16,384; to compute it again: {cost}")
+    ]
+    cheap = "1 times 1 operations an element, or 8 bytes written and read"
+    assert decided(NORM.replace("tanh(", "abs(")) == [
+        (("program", "y"), False, f"to compute it again costs less: {cheap}")
+    ]
+    assert decided(NORM.replace("tanh(", "(")) == []
+
+
+@pytest.mark.parametrize(("columns", "is_kept"), [(128, False), (768, True)])
+def test_many_quick_operations_are_kept_in_long_rows(columns: int, is_kept: bool) -> None:
+    chain = "x[i, j]"
+    for number in range(1, 5):
+        chain = f"maximum({chain} * f32({number}.5), f32({number}.0))"
+    text = f"""
+def program(x: f32[64, {columns}], y: out(f32[64, {columns}])):
+    for i, j in box(64, {columns}):
+        y[i, j] = {chain} * sum({chain.replace("j", "r")} for r in box({columns}))
+"""
+    ((_, taken, reason),) = decided(text)
+    assert taken == is_kept
+    assert "1 times 8 operations" in reason

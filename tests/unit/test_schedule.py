@@ -12,11 +12,13 @@ import pytest
 import torch
 
 from ferrite.artifact.kernels import kernels_of
+from ferrite.decisions import Decision
 from ferrite.loops.nodes import Program
 from ferrite.loops.text import parse_program, show
 from ferrite.schedule import shape, tile
 from ferrite.schedule.arrange import arrange
 from ferrite.schedule.cut_at_guards import cut_at_guards
+from ferrite.schedule.decided import Decided
 from ferrite.schedule.keep_exponentials import keep_exponentials
 from ferrite.schedule.keep_rows import keep_rows
 from ferrite.schedule.lift_reductions import lift_reductions
@@ -25,7 +27,7 @@ from ferrite.schedule.split_axes import split_axes
 from ferrite.schedule.tile import tile_transposes
 from tests.unit.test_rewrite import assert_keeps_every_bit
 
-PASSES: dict[str, Callable[[Program], Program]] = {
+PASSES: dict[str, Callable[[Program], Decided]] = {
     "lift_reductions": lift_reductions,
     "keep_rows": keep_rows,
     "keep_exponentials": keep_exponentials,
@@ -37,7 +39,7 @@ PASSES: dict[str, Callable[[Program], Program]] = {
 
 @pytest.mark.parametrize("name", PASSES)
 def test_a_pass_keeps_every_bit_of_random_programs(name: str) -> None:
-    assert_keeps_every_bit(PASSES[name])
+    assert_keeps_every_bit(lambda program: PASSES[name](program).program)
 
 
 def body_of(program: Program) -> list[str]:
@@ -50,7 +52,7 @@ def program(x: f32[32, 64, 49], y: out(f32[32, 64, 49])):
     for n, c, h in box(32, 64, 49):
         y[n, c, h] = x[n, c, h] - sum(x[k, c, l] for k, l in box(32, 49)) / f32(1568.0)
 """)
-    assert body_of(lift_reductions(program)) == [
+    assert body_of(lift_reductions(program).program) == [
         "    sum_value = local(f32[64])",
         "    for c in box(64):",
         "        sum_value[c] = sum(x[k, c, l] for k, l in box(32, 49))",
@@ -79,24 +81,29 @@ def program(x: f32[256], z: f32[{n}], y: out(f32[256])):
 def test_lanes_that_a_place_divides_are_two_loops(value: str, n: int, length: int, split: str) -> None:
     program = parse_program(FLAT.format(value=value, n=n))
     place = f"{length}*i + i_rest"
-    assert body_of(split_axes(program)) == [
+    found = split_axes(program)
+    assert body_of(found.program) == [
         f"    for i, i_rest in box({256 // length}, {length}):",
         f"        y[{place}] = x[{place}] + {split}",
     ]
+    reason = f"what divided it runs along the loops of box({256 // length}, {length})"
+    assert found.decisions == (Decision("split axis", ("program", "y"), True, reason),)
 
 
 @pytest.mark.parametrize(
-    "value",
+    ("value", "reasons"),
     [
-        "z[i % 8]",  # lanes would be short
-        "z[i % 48]",  # the last row would be a part of one
-        "z[4*(i // 4) + i % 4]",  # the division is none
-        "z[(i + 1) % 64]",  # rows begin elsewhere
+        ("z[i % 8]", ["no part of at least 16 elements goes into 256"]),
+        ("z[i % 48]", ["no part of at least 16 elements goes into 256"]),
+        ("z[4*(i // 4) + i % 4]", []),  # the division is none
+        ("z[(i + 1) % 64]", []),  # rows begin elsewhere
     ],
 )
-def test_an_axis_stays_one(value: str) -> None:
+def test_an_axis_stays_one(value: str, reasons: list[str]) -> None:
     program = parse_program(FLAT.format(value=value, n=512))
-    assert split_axes(program) is program
+    found = split_axes(program)
+    assert found.program is program
+    assert found.decisions == tuple(Decision("split axis", ("program", "y"), False, reason) for reason in reasons)
 
 
 def test_nests_that_hand_something_on_keep_their_axes() -> None:
@@ -108,7 +115,10 @@ def program(x: f32[64], y: out(f32[256])):
     for i in box(256):
         y[i] = t[i] * f32(2.0)
 """)
-    assert split_axes(program) is program
+    found = split_axes(program)
+    assert found.program is program
+    reason = "it hands values to other nests along this axis"
+    assert found.decisions == (Decision("split axis", ("program", "t"), False, reason),)
 
 
 STAY = {
@@ -125,7 +135,7 @@ def program(x: f32[8, 8], y: inout(f32[8, 8])):
     for i, j in box(8, 8):
         {STAY[why]}
 """)
-    assert lift_reductions(program) is program
+    assert lift_reductions(program).program is program
 
 
 def test_a_transpose_runs_in_squares() -> None:
@@ -134,7 +144,7 @@ def program(x: f32[256, 130], y: out(f32[130, 256])):
     for i, j in box(130, 256):
         y[i, j] = x[j, i]
 """)
-    assert body_of(tile_transposes(program)) == [
+    assert body_of(tile_transposes(program).program) == [
         "    for i_block, j_block, i_1, j_1 in box(4, 8, 32, 32):",
         "        y[i_1 + 32*i_block, j_1 + 32*j_block] = x[j_1 + 32*j_block, i_1 + 32*i_block]",
         "    for i_2, j in box(2, 256):",
@@ -149,7 +159,7 @@ def program(x: f32[256, 514], z: f32[514, 256], y: out(f32[514, 256])):
         y[i, j] = x[j, i] + z[i, j]
 """)
     with mock.patch.object(shape, "LARGE", 1):
-        tiled = tile_transposes(program)
+        tiled = tile_transposes(program).program
     assert body_of(tiled) == [
         "    turned = local(f32[8, 2, 8192])",
         "    for i_block, j_block, i_1, j_1 in box(8, 2, 64, 128):",
@@ -165,7 +175,7 @@ def program(x: f32[256, 514], z: f32[514, 256], y: out(f32[514, 256])):
 
 def test_small_tiles_that_are_turned_first_keep_every_bit() -> None:
     with mock.patch.multiple(tile, HEIGHTS=(2,), WIDTHS=(4, 2), FEW_POINTS=1), mock.patch.object(shape, "LARGE", 0):
-        assert_keeps_every_bit(partial(tile_transposes, side=2))
+        assert_keeps_every_bit(lambda program: tile_transposes(program, side=2).program)
 
 
 ROTATED = """
@@ -189,7 +199,7 @@ def program(x: f32[8, 64], z: f32[8, 64], y: out(f32[8, 64])):
 def test_lanes_are_cut_where_a_guard_changes(condition: str, cut: int) -> None:
     program = parse_program(ROTATED.format(condition=condition))
     places = ["j", f"j + {cut}"]
-    assert body_of(cut_at_guards(program)) == [
+    assert body_of(cut_at_guards(program).program) == [
         f"    for i, j in box(8, {cut}):",
         "        y[i, j] = x[i, j] * z[i, j + 32]",
         f"    for i, j in box(8, {64 - cut}):",
@@ -208,7 +218,7 @@ def test_lanes_are_cut_where_a_guard_changes(condition: str, cut: int) -> None:
 )
 def test_lanes_stay_whole(condition: str) -> None:
     program = parse_program(ROTATED.format(condition=condition))
-    assert cut_at_guards(program) is program
+    assert cut_at_guards(program).program is program
 
 
 def test_what_nests_hand_on_is_not_cut() -> None:
@@ -220,7 +230,7 @@ def program(x: f32[8, 64], y: out(f32[8, 64])):
     for i, j in box(8, 64):
         y[i, j] = exp(t[i, j])
 """)
-    assert cut_at_guards(program) is program
+    assert cut_at_guards(program).program is program
 
 
 def test_threads_share_rows_that_are_cut() -> None:
@@ -230,7 +240,7 @@ def program(x: f32[4, 8, 64], y: out(f32[4, 8, 64])):
     for i, k, j in box(4, 8, 64):
         y[i, k, j] = guarded(value(j) < i64(32), x[i, k, j + 32], x[i, k, j - 32])
 """)
-    (loop,) = arrange(cut_at_guards(program)).loops
+    (loop,) = arrange(cut_at_guards(program).program).loops
     assert [axis.name for axis in loop.axes] == ["i_k"]
     assert are_independent([*loop.statements()], loop.axes[0])
 
@@ -250,7 +260,7 @@ def program(x: f32[256, 256], y: {role}(f32[256, 256])):
     for i, j in box(256, 256):
         {text}
 """)
-    assert tile_transposes(program) is program
+    assert tile_transposes(program).program is program
 
 
 @pytest.mark.parametrize("rows", [0, 1, 31, 32, 33, 127, 128, 129, 160, 191])
@@ -263,7 +273,7 @@ def program(s0: size(0, 512), s1: size(0, 512), x: f32[s1, s0], y: out(f32[s0, s
     for i, j in box(s0, s1):
         y[i, j] = x[j, i]
 """)
-    )
+    ).program
     assert len(program.nests) == 3
     x = torch.from_numpy(np.arange(rows * columns, dtype=np.float32).reshape(columns, rows))
     y = torch.full((rows, columns), -1.0)
@@ -289,3 +299,51 @@ def test_tiles_are_turned(dtype: torch.dtype, executor: str, rows: int, columns:
     with mock.patch.object(shape, "LARGE", 1):
         found = torch.compile(function, backend="ferrite", options=options)(x, y, z)
     torch.testing.assert_close(found, function(x, y, z))
+
+
+def test_decisions_on_lifted_reductions() -> None:
+    text = """
+def program(x: f32[32, 64, 49], y: out(f32[32, 64, 49])):
+    for n, c, h in box(32, 64, 49):
+        y[n, c, h] = {}
+"""
+    lifted = lift_reductions(parse_program(text.format("x[n, c, h] - sum(x[k, c, l] for k, l in box(32, 49))")))
+    reason = "sum over box(32, 49) once instead of 1568 times: 1 operations a step again, or 4 bytes read"
+    assert lifted.decisions == (Decision("lift", ("program", "sum_value"), True, reason),)
+    guarded = "guarded(value(h) < i64(3), sum(x[k, c, l] for k, l in box(32, 49)), f32(0.0))"
+    reason = "sum over box(32, 49) is computed again and again: a guard protects it"
+    assert lift_reductions(parse_program(text.format(guarded))).decisions == (
+        Decision("lift", ("program", "y"), False, reason),
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "taken", "reason"),
+    [
+        (256, 130, True, "j and i both run along memory: tiles of 32 by 32, which the cache holds"),
+        (256, 12, False, "i has 12 points, fewer than 128: the cache holds its lines"),
+    ],
+)
+def test_decisions_on_transposes(rows: int, columns: int, taken: bool, reason: str) -> None:
+    program = parse_program(f"""
+def program(x: f32[{rows}, {columns}], y: out(f32[{columns}, {rows}])):
+    for i, j in box({columns}, {rows}):
+        y[i, j] = x[j, i]
+""")
+    assert tile_transposes(program).decisions == (Decision("tile", ("program", "y"), taken, reason),)
+
+
+@pytest.mark.parametrize(
+    ("at", "taken", "reason"),
+    [
+        (32, True, "parts of 32, 32 elements know what their guards say"),
+        (4, False, "a part of 4 elements is shorter than 16"),
+    ],
+)
+def test_decisions_on_guards(at: int, taken: bool, reason: str) -> None:
+    program = parse_program(f"""
+def program(x: f32[512, 128], z: f32[512, 64], y: out(f32[512, 64])):
+    for i, j in box(512, 64):
+        y[i, j] = guarded(value(j) < i64({at}), x[i, j + 32], z[i, j])
+""")
+    assert cut_at_guards(program).decisions == (Decision("cut at guards", ("program", "y"), taken, reason),)

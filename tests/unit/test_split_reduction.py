@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from ferrite.decisions import Decision
 from ferrite.loops import oracle, oracle_values
 from ferrite.loops.check import check_program
 from ferrite.loops.nodes import Program
@@ -24,7 +25,7 @@ ONE_STREAM = Limits(stream=1 << 40)
 
 
 def split(text: str, limits: Limits = SMALL) -> Program:
-    program = split_reductions(parse_program(text), limits)
+    program = split_reductions(parse_program(text), limits).program
     check_program(program, "split_reductions")
     return program
 
@@ -274,7 +275,7 @@ def kernel(x: f32[3, 24], m: out(f32[3]), s: out(f32[3])):
 def test_random_programs_give_the_same_in_blocks(data: Any) -> None:
     program = data.draw(programs())
     sizes, seed = data.draw(size_values(program)), data.draw(st.integers(0, 1000))
-    blocks = split_reductions(program, Limits(few=1 << 40, long=0, block=2, columns=4, rows=2))
+    blocks = split_reductions(program, Limits(few=1 << 40, long=0, block=2, columns=4, rows=2)).program
     check_program(blocks, "split_reductions")
     whole, parts = inputs(program, sizes, seed), inputs(program, sizes, seed)
     oracle.run(program, sizes, whole)
@@ -302,3 +303,33 @@ def kernel(s0: size(1), x: f32[2, s0], y: out(f32[2])):
         assert code({"s0": 300_001}, {"x": x, "y": y}, threads) == 0
         results.add(y.tobytes())
     assert len(results) == 1
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "taken", "reason"),
+    [
+        (
+            4,
+            1000000,
+            True,
+            "sum over box(1000000) in 125 parts, so that threads share it: there are 4 points around it",
+        ),
+        (512, 768, False, "sum over box(768): 512 units of work around it are enough for threads, from 16 on"),
+    ],
+)
+def test_decisions_on_long_reductions(rows: int, columns: int, taken: bool, reason: str) -> None:
+    program = parse_program(f"""
+def program(x: f32[{rows}, {columns}], y: out(f32[{rows}])):
+    for i in box({rows}):
+        y[i] = sum(x[i, k] for k in box({columns}))
+""")
+    assert split_reductions(program).decisions == (Decision("split", ("program", "y"), taken, reason),)
+
+
+def test_short_reductions_are_not_worth_a_word() -> None:
+    program = parse_program("""
+def program(x: f32[4, 8], y: out(f32[4])):
+    for i in box(4):
+        y[i] = sum(x[i, k] for k in box(8))
+""")
+    assert split_reductions(program).decisions == ()
