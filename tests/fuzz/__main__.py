@@ -6,7 +6,7 @@
     python -m tests.fuzz --seed 7 --only 412                         one program, printed, with all engines
 
 Programs run in worker processes that are replaced now and then, so that a crash or a hang of compiled code costs one
-program. Ends with status 1 if there was a difference, or a pass before autograd found nothing to do in many programs.
+program. Ends with status 1 if there was a difference, or a pass found nothing to do in many programs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .engines import DEFAULT, TORCH
 from .judge import Judge
 from .loops import check_all_ways
 from .programs import reproducer
-from .run import LOOP_BATCH, TASKS, Plan, engines, idle_passes, program_of, run
+from .run import TASKS, Plan, counted_passes, engines, idle_passes, program_of, run, task_size
 
 
 def show_one(plan: Plan, number: int, console: Console) -> bool:
@@ -75,15 +75,14 @@ def main(words: list[str] | None = None) -> int:
     plan = Plan(arguments.level, arguments.seed, names, arguments.shrink)
     if arguments.only is not None:
         return 0 if show_one(plan, arguments.only, console) else 1
-    size = LOOP_BATCH if plan.level == "loops" else 1
+    size = task_size(plan.level)
     numbers = list(range(arguments.first, arguments.first + -(-arguments.programs // size)))
     began = time.monotonic()
     found = run(plan, numbers, size, arguments.jobs, began + 60 * arguments.minutes, console)
     for status, count in sorted(found.counts.items()):
         console.print(f"{count:7} {status}")
-    if plan.level == "pre_grad":
-        for entry in pre_grad.PASSES:
-            console.print(f"{found.rewrites[entry.name]:7} rewrites by {entry.name}", highlight=False)
+    for name in counted_passes(plan.level):
+        console.print(f"{found.rewrites[name]:7} rewrites by {name}", highlight=False)
     idle = idle_passes(plan, found)
     if idle:
         console.print(f"no program was for {', '.join(idle)}", highlight=False)

@@ -2,9 +2,13 @@
 
 The programs are those of `tests/unit/loop_programs.py`. Each becomes code as it is and after the passes that work on
 one kernel, each for one of the instruction sets, and is compared with the oracle's run of the program as it is. Numbers
-of programs count through all pairs of instruction sets. In every other batch threads share all loops, in small parts:
-then one, two and three threads give the same bits. Memory that is not an element stays what it is, and buffers lie
-against pages that nobody may touch, in turn with their last byte and their first: who reads too far ends the process.
+of programs count through all pairs of instruction sets. In every other batch limits are small: what passes and emitter
+do for large memory, long rows and many points they do in these programs too, and threads share all loops: then one, two
+and three threads give the same bits. Memory that is not an element stays what it is, and buffers lie against pages that
+nobody may touch, in turn with their last byte and their first: who reads too far ends the process.
+
+How many programs each pass has changed, and each path of the emitter was taken in, is counted: of one that found none
+the programs say nothing.
 
 Note [Time of a loop program]
 Of 169 ms a program 105 were LLVM's, 25 the emitter's, 16 those of hypothesis: 3 modules a program at 2 to 7 ms before
@@ -27,10 +31,12 @@ from __future__ import annotations
 import contextlib
 import mmap
 import random
+import sys
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import Any
 from unittest import mock
 
@@ -44,14 +50,16 @@ from ferrite.loops.oracle_reduce import REDUCE, SCAN, Body
 from ferrite.loops.oracle_values import EXACT, STORAGE, from_storage, rounded, to_storage
 from ferrite.loops.passes import BOX_PASSES, LOOP_PASSES
 from ferrite.loops.text import show
-from ferrite.native import build, emit, stream
+from ferrite.native import ahead, build, emit, reduce, rows, stream
 from ferrite.native.target import Target
-from ferrite.schedule import shape
+from ferrite.schedule import arrange, shape, split_reduction, tile
 from ferrite.schedule.cut_at_guards import cut_at_guards
+from ferrite.schedule.decided import Decided
 from ferrite.schedule.keep_exponentials import keep_exponentials
 from ferrite.schedule.keep_rows import keep_rows
 from ferrite.schedule.lift_reductions import lift_reductions
-from ferrite.schedule.split_reduction import split_reductions
+from ferrite.schedule.split_axes import split_axes
+from ferrite.schedule.split_reduction import Limits, split_reductions
 from ferrite.schedule.tile import tile_transposes
 from tests.unit.fences import Fences
 from tests.unit.loop_programs import program_from
@@ -66,8 +74,66 @@ NORMAL_NOISE = 2.0**-21  # absolute
 SPREAD = 6.0
 PRECISION = {"f64": 2.0**-52, "f32": 2.0**-23, "f16": 2.0**-10, "bf16": 2.0**-7}
 TOLERANCE = 8.0  # units in the last place that need no explanation
-SHORT_PARTS = partial(cut_at_guards, shortest=1)
-OF_ONE_KERNEL = (lift_reductions, split_reductions, keep_rows, keep_exponentials, SHORT_PARTS, tile_transposes)
+OF_ONE_KERNEL = (
+    lift_reductions,
+    split_axes,
+    split_reductions,
+    keep_rows,
+    keep_exponentials,
+    cut_at_guards,
+    tile_transposes,
+)
+KERNEL_PASSES = (*LOOP_PASSES, *OF_ONE_KERNEL, *BOX_PASSES)
+# What the emitter looks for: each says what it has found.
+EMITTER_PATHS = (
+    (emit, "sums_across"),
+    (emit, "next_rows"),
+    (emit, "next_looked_up"),
+    (emit, "streamed_in"),
+    (reduce, "next_pieces"),
+)
+COUNTED = (*(run.__name__ for run in KERNEL_PASSES), *(path for _, path in EMITTER_PATHS))
+# Where a limit stands, and what it is in turn in batches with small limits.
+SMALL_LIMITS: tuple[tuple[Any, str, tuple[Any, ...]], ...] = (
+    (emit, "GRAIN", (1,)),
+    (emit, "STRETCH", (64,)),
+    (emit, "COLUMNS", (64,)),
+    (emit, "MOST_COLUMNS", (64, 2048)),
+    (rows, "MOST_COLUMNS", (64, 2048)),
+    (rows, "FEWEST_ROWS", (2, 8)),
+    (rows, "FAR", (1,)),
+    (ahead, "PIECE_BYTES", (range(1, 1 << 17),)),
+    (ahead, "FAR", (1,)),
+    (stream, "LONG_PIECE", (1,)),
+    (shape, "LARGE", (1, 1 << 25)),
+    (arrange, "LONGEST_ROW", (1 << 14, 256)),
+    (sys.modules[keep_rows.__module__], "LONGEST_ROW", (1 << 14, 256)),
+    (arrange, "LARGEST_ROW", (1 << 15, 1 << 15, 128)),
+    (arrange, "LARGEST_TILE", (1 << 17, 1 << 17, 256)),
+    (tile, "LARGEST_TILE", (1 << 17, 1 << 17, 256)),
+    (arrange, "FEW_POINTS", (16, 4)),
+    (arrange, "MUCH_WORK", (1 << 17, 64)),
+    (tile, "FEW_POINTS", (1,)),
+    (tile, "HEIGHTS", ((16, 8), (4,))),
+    (tile, "WIDTHS", ((8, 4),)),
+    (split_reduction, "STRETCH", (64,)),
+    (split_reduction, "SOME_COLUMNS", (4,)),
+    (split_reduction, "WHOLE_VECTORS", (4, 64)),
+    # Arguments that nobody gives.
+    (
+        split_reductions,
+        "__defaults__",
+        (
+            (Limits(few=16, long=32, block=16, columns=64, rows=2, stream=2),),
+            (Limits(few=2, long=64, block=32, columns=256, rows=4, stream=8),),
+        ),
+    ),
+    (tile_transposes, "__defaults__", ((4,), (8,), (5,))),
+    (cut_at_guards, "__defaults__", ((1,), (4,))),
+    (split_axes, "__defaults__", ((1,), (4,))),
+)
+SETTINGS = 6  # after which all limits have been through their values in every company
+ODD_SHARES = (0.3, 0.02, 0.0)  # of elements that are not finite and the like: a long sum is NaN with many of them
 APPROXIMATED = ("sum", "prod", "welford", "softmax")
 EXACT_BY_DTYPE = ("shl", "shr", "nextafter", "fma")
 BY_FORMULA = ("erfinv", "ndtri", "log_ndtr", "lgamma", "digamma", "i0", "i0e", "i1", "i1e")
@@ -211,7 +277,7 @@ class Reference:
 
     def __init__(self, program: Program, sizes: dict[str, int], seed: int) -> None:
         self.program, self.sizes, self.seed = program, sizes, seed
-        self.arrays = inputs(program, sizes, seed)
+        self.arrays = inputs(program, sizes, seed, ODD_SHARES[seed % len(ODD_SHARES)])
         self.plain = run_oracle(program, sizes, self.arrays)
         self._noisy: list[dict[str, Any]] | None = None
 
@@ -280,17 +346,22 @@ class Subject:
     sizes: dict[str, int]
     seed: int
 
-    @property
-    def forms(self) -> tuple[Program, Program]:
+    def forms(self, ways: tuple[Way, Way]) -> Iterator[tuple[Program, Way]]:
         """As it is, and after every pass that works on one kernel."""
-        program = self.program
-        for run in LOOP_PASSES:
-            program = run(program)
-        for decide in OF_ONE_KERNEL:
-            program = decide(program).program
-        for run in BOX_PASSES:
-            program = run(program)
-        return self.program, program
+        yield self.program, ways[0]
+        yield passed(self.program, ways[1]), ways[1]
+
+
+TAKEN: Counter[str] = Counter()  # programs that a pass changed, and kernels that a path of the emitter was taken in
+
+
+def passed(program: Program, way: Way) -> Program:
+    with way.limits():
+        for run in KERNEL_PASSES:
+            before, found = program, run(program)
+            program = found.program if isinstance(found, Decided) else found
+            TAKEN[run.__name__] += program is not before and program != before
+    return program
 
 
 def subject_of(choices: Choices) -> Subject:
@@ -301,30 +372,58 @@ def subject_of(choices: Choices) -> Subject:
 
 @dataclass(frozen=True)
 class Way:
-    """How code is made: for which target, in parts that threads share however small they are, optimised by LLVM."""
+    """How code is made: for which target, with the product's limits or a setting of small ones, optimised by LLVM."""
 
     target: Target
-    shares_all: bool
+    small: int | None
     optimised: bool
 
     @property
     def threads(self) -> tuple[int, ...]:
-        return (1, 2, 3) if self.shares_all else (1,)
+        return (1,) if self.small is None else (1, 2, 3)
+
+    @contextlib.contextmanager
+    def limits(self) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for owner, name, values in SMALL_LIMITS if self.small is not None else ():
+                assert self.small is not None
+                stack.enter_context(mock.patch.object(owner, name, values[self.small % len(values)]))
+            yield
 
     def __str__(self) -> str:
-        return f"{self.target.name}{', in small parts' * self.shares_all}{', not optimised' * (not self.optimised)}"
+        small = "" if self.small is None else f", small limits {self.small}"
+        return f"{self.target.name}{small}{', not optimised' * (not self.optimised)}"
 
 
 @cache
 def all_ways() -> tuple[Way, ...]:
-    return tuple(Way(target, shares, True) for target in TARGETS for shares in (False, True))
+    return tuple(Way(target, small, True) for target in TARGETS for small in (None, *range(SETTINGS)))
 
 
 def ways_of(number: int, batch: int) -> tuple[Way, Way]:
     """For a program as it is, and after passes."""
     places = number % len(TARGETS), number // len(TARGETS) % len(TARGETS)
-    first, second = (Way(TARGETS[n], batch % 2 == 1, n == 0 or batch % 4 == 0) for n in places)
+    small = batch // 2 % SETTINGS if batch % 2 else None
+    first, second = (Way(TARGETS[n], small, n == 0 or batch % 4 == 0) for n in places)
     return first, second
+
+
+@contextlib.contextmanager
+def counted_paths() -> Iterator[None]:
+    """What the emitter finds is counted."""
+
+    def counted(find: Callable[..., Any]) -> Callable[..., Any]:
+        def found(*given: Any) -> Any:
+            answer = find(*given)
+            TAKEN[find.__name__] += bool(answer)
+            return answer
+
+        return found
+
+    with contextlib.ExitStack() as stack:
+        for module, name in EMITTER_PATHS:
+            stack.enter_context(mock.patch.object(module, name, counted(getattr(module, name))))
+        yield
 
 
 def code_of(programs: Sequence[Program], way: Way) -> Iterable[Code | None]:
@@ -332,13 +431,17 @@ def code_of(programs: Sequence[Program], way: Way) -> Iterable[Code | None]:
     renamed = [
         Program(f"p{n}", each.sizes, each.parameters, each.locals, each.nests) for n, each in enumerate(programs)
     ]
-    with small_parts() if way.shares_all else contextlib.nullcontext():
-        emitted = emit.emit(renamed, way.target)
-    if not emitted.names:
+    text = emitted(renamed, way)
+    if not text.names:
         return [None for _ in programs]
-    made = build.build(emitted.text, way.target) if way.optimised else _quickly(emitted.text, way.target)
-    library = build.load([made], emitted.names, build.library_addresses(emitted.externals))
-    return [None if each.name in emitted.refused else Code.of(each, library) for each in renamed]
+    made = build.build(text.text, way.target) if way.optimised else _quickly(text.text, way.target)
+    library = build.load([made], text.names, build.library_addresses(text.externals))
+    return [None if each.name in text.refused else Code.of(each, library) for each in renamed]
+
+
+def emitted(programs: Sequence[Program], way: Way) -> emit.Emitted:
+    with way.limits(), counted_paths():
+        return emit.emit(programs, way.target)
 
 
 def _quickly(text: str, target: Target) -> bytes:
@@ -350,17 +453,6 @@ def _quickly(text: str, target: Target) -> bytes:
 def _quick_machine(target: Target) -> Any:
     found = llvm.Target.from_triple(target.triple)
     return found.create_target_machine(cpu=target.cpu, features=target.features, opt=0, reloc="pic", codemodel="small")
-
-
-@contextlib.contextmanager
-def small_parts() -> Iterator[None]:
-    """Threads share loops of any size, and stores go past the caches wherever they may."""
-    with (
-        mock.patch.multiple(emit, GRAIN=1, STRETCH=64, COLUMNS=64),
-        mock.patch.object(shape, "LARGE", 1),
-        mock.patch.object(stream, "LONG_PIECE", 1),
-    ):
-        yield
 
 
 @cache
@@ -418,8 +510,8 @@ def check(subject: Subject, ways: tuple[Way, Way]) -> int:
     how, form = "after all passes", subject.program
     reference, compared = Reference(subject.program, subject.sizes, subject.seed), 0
     try:
-        for form, way, word in zip(subject.forms, ways, ("as it is", "after all passes"), strict=True):
-            how = f"{way}, {word}"
+        for form, way in subject.forms(ways):
+            how = f"{way}, {'as it is' if form is subject.program else 'after all passes'}"
             (code,) = code_of([form], way)
             compared += _compare(code, reference, way)
     except Exception as error:
@@ -454,15 +546,27 @@ def _message(subject: Subject, form: Program, how: str, what: str) -> str:
     return f"{what}\n{how}; sizes {subject.sizes}; inputs of seed {subject.seed}\n\n{text}"
 
 
-def run_batch(seed: int, batch: int, count: int, shrink: float = SHRINK_SECONDS) -> tuple[int, tuple[str, ...]]:
-    """The batch of programs with this number: how many runs were compared, and what differs, each made small."""
+@dataclass(frozen=True)
+class Batch:
+    """How many runs were compared, what differs, each made small, and what passes and emitter found to do."""
+
+    compared: int
+    reports: tuple[str, ...]
+    taken: Counter[str]
+
+
+def run_batch(seed: int, batch: int, count: int, shrink: float = SHRINK_SECONDS) -> Batch:
+    """The batch of programs with this number."""
+    TAKEN.clear()
     numbers = range(batch * count, (batch + 1) * count)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # NumPy's, for what overflows in the oracle
         try:
-            return _run_together([(subject_of(choices_of(seed, n)), ways_of(n, batch)) for n in numbers]), ()
+            compared = _run_together([(subject_of(choices_of(seed, n)), ways_of(n, batch)) for n in numbers])
+            return Batch(compared, (), Counter(TAKEN))
         except Exception:
-            pass  # one by one, to know which
+            taken = Counter(TAKEN)
+        # One by one, to know which.
         compared, reports = 0, []
         for number in numbers:
             try:
@@ -471,7 +575,7 @@ def run_batch(seed: int, batch: int, count: int, shrink: float = SHRINK_SECONDS)
                 reports.append(f"program {number} of seed {seed}: {_explained(seed, number, batch, found, shrink)}")
         if not reports:
             reports.append(f"batch {batch} of seed {seed} differs as one module only")
-        return compared, tuple(reports)
+        return Batch(compared, tuple(reports), taken)
 
 
 def choices_of(seed: int, number: int) -> Choices:
@@ -482,7 +586,7 @@ def _run_together(cases: list[tuple[Subject, tuple[Way, Way]]]) -> int:
     """One module for each way."""
     wanted: dict[Way, list[tuple[Subject, Program]]] = {}
     for subject, ways in cases:
-        for form, way in zip(subject.forms, ways, strict=True):
+        for form, way in subject.forms(ways):
             wanted.setdefault(way, []).append((subject, form))
     references = {id(subject): Reference(subject.program, subject.sizes, subject.seed) for subject, _ in cases}
     compared = 0

@@ -44,7 +44,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a task: how often each status, and the differences as text; what each pass rewrote on the way."""
+    """What became of a task: how often each status, and the differences as text; what each pass found to do."""
 
     counts: Counter[str] = field(default_factory=Counter)
     reports: tuple[str, ...] = ()
@@ -105,18 +105,31 @@ def run_loops(plan: Plan, number: int) -> Outcome:
     """A batch of loop programs."""
     from .loops import run_batch
 
-    compared, reports = run_batch(plan.seed, number, LOOP_BATCH, plan.shrink_seconds)
-    return Outcome(Counter({"runs equal": compared, "programs": LOOP_BATCH - len(reports)}), reports)
+    batch = run_batch(plan.seed, number, LOOP_BATCH, plan.shrink_seconds)
+    counts = Counter({"runs equal": batch.compared, "programs": LOOP_BATCH - len(batch.reports)})
+    return Outcome(counts, batch.reports, batch.taken)
 
 
 ENOUGH = 2000  # programs, after which every pass must have found something
 
 
 def idle_passes(plan: Plan, found: Outcome) -> list[str]:
-    """Passes that made no rewrite although all engines ran enough programs: the programs say nothing about them."""
-    if plan.level != "pre_grad" or set(plan.engines) != {*pre_grad.ENGINES} or found.counts["tasks"] < ENOUGH:
+    """Passes that found nothing to do although all engines ran enough programs: the programs say nothing about them."""
+    if set(plan.engines) != {*engines(plan.level)} or found.counts["tasks"] * task_size(plan.level) < ENOUGH:
         return []
-    return [entry.name for entry in pre_grad.PASSES if not found.rewrites[entry.name]]
+    return [name for name in counted_passes(plan.level) if not found.rewrites[name]]
+
+
+def counted_passes(level: str) -> tuple[str, ...]:
+    """Whose rewrites are counted; of loops, paths of the emitter as well."""
+    from .loops import COUNTED
+
+    return {"pre_grad": tuple(entry.name for entry in pre_grad.PASSES), "loops": COUNTED}.get(level, ())
+
+
+def task_size(level: str) -> int:
+    """Programs that are one task."""
+    return LOOP_BATCH if level == "loops" else 1
 
 
 TASKS: dict[str, Callable[[Plan, int], Outcome]] = {

@@ -6,7 +6,8 @@ Integer inputs that serve as indices may hold anything. `size_values(program)` g
 loops stay small for all of them.
 
 A program is built the way a lowering would: each nest reads what is there and writes something new, or updates what it
-may.
+may. Some programs are aimed: one of their nests has the form that a pass over kernels or a path of the emitter looks
+for, which free choices hardly ever make (`AIMED`).
 """
 
 from __future__ import annotations
@@ -47,13 +48,20 @@ from ferrite.loops.nodes import (
     Statement,
     Store,
 )
-from ferrite.loops.operations import ACCUMULATIONS, OPERATIONS, REDUCTIONS, SCANS
+from ferrite.loops.operations import ACCUMULATIONS, OPERATIONS, REDUCTIONS, SCANS, Reduction
+from ferrite.loops.rewrite import substitute_axes
 from ferrite.loops.shapes import contiguous_strides
 
 ALL_DTYPES = tuple(DTYPES.values())
 DIVISIONS = ("floordiv", "truncdiv", "floormod", "truncmod")
 # Around the lanes of vectors of every type, and of a few of them.
 LONG = (5, 7, 8, 9, 15, 16, 17, 31, 33, 40, 64, 65, 70)
+# Of what is reduced, turned and looked up: more than a few vectors, and now and then more than a thread's share.
+LONGER = (20, 32, 33, 48, 64, 65, 96, 100, 128, 192, 257)
+AIMED = (
+    *("long_reduction", "long_reduction", "row_again", "row_again", "softmax", "softmax", "crossed", "crossed"),
+    *("column_sum", "looked_up", "guarded_row", "flattened"),
+)
 # Hundreds of instructions each, of which `test_native_math` knows more than any program would tell.
 SELDOM = frozenset(
     {
@@ -62,6 +70,8 @@ SELDOM = frozenset(
         *("i0", "i0e", "i1", "i1e", "ndtri", "log_ndtr"),
     }
 )
+DEAR = ("exp", "log", "sigmoid", "tanh", "sqrt")  # of what is computed once for a row
+JOINING = ("add", "sub", "mul", "minimum", "maximum", "and_", "or_", "xor")
 MESSAGE = "index {index} is out of bounds for dimension 0 with size {size}"
 
 T = TypeVar("T")
@@ -78,6 +88,8 @@ def program_from(source: Source) -> Program:
     """The same without hypothesis: many small programs, with loops that are longer than vectors too, and with little of
     what is long to compile."""
     builder = _Builder(source, ALL_DTYPES, True, True, LONG, SELDOM, (1, 2, 2, 3))
+    if builder.chance(40):
+        return builder.aimed_program()
     return builder.program(builder.pick((1, 1, 2, 4)))
 
 
@@ -146,7 +158,7 @@ class _Builder:
     locals: list[Buffer] = field(default_factory=list)
     readable: list[Buffer] = field(default_factory=list)
     count: int = 0
-    combining: bool = False  # in the combine of a fold: nothing may raise, and there is no other fold
+    combining: bool = False  # in the combine of a fold, or a calm expression: nothing may raise, and there is no fold
 
     def pick(self, choices: Sequence[T]) -> T:
         return choices[self.number(0, len(choices) - 1)]
@@ -170,6 +182,15 @@ class _Builder:
         self.declare_inputs()
         nests = [self.nest() for _ in range(self.number(1, max_nests))]
         return Program("program", tuple(self.sizes), tuple(self.parameters), tuple(self.locals), tuple(nests))
+
+    def aimed_program(self) -> Program:
+        """A nest of a form that a pass looks for, alone or next to free ones."""
+        self.declare_inputs()
+        before = [self.nest()] if self.chance(15) else []
+        aimed = getattr(self, self.pick(AIMED))()
+        after = [self.nest()] if self.chance(15) else []
+        nests = (*before, *aimed, *after)
+        return Program("program", tuple(self.sizes), tuple(self.parameters), tuple(self.locals), nests)
 
     def declare_inputs(self) -> None:
         if self.symbolic:
@@ -313,6 +334,172 @@ class _Builder:
         index, value = self.place(buffer, axes, 1), self.expr(buffer.dtype, axes, 2)
         self.readable = kept
         return Accumulate(operation, buffer, index, value)
+
+    # ---- nests of a form that passes look for
+
+    def long_reduction(self) -> list[Nest]:
+        """Few points around reductions of many elements, which some other expression uses."""
+        around, own = self.some_axes("j", (0, 1, 1, 2)), self.some_axes("k", (1, 2, 2), long=True)
+        row, dtype = self.any_reduction()
+        outer = len(own) - 1 if self.chance(60) else 0  # for the statistics of channels, some of its axes are outside
+        operand = self.operand(dtype, (*own[:outer], *around, *own[outer:]))
+        body = operand if self.chance(50) else self.join(dtype, [operand, self.calm(dtype, (*around, *own), 1)])
+        results = [Reduce(row.name, own, body, result) for result, _ in row.results if self.chance(75)]
+        return [self.storing(around, results or [Reduce(row.name, own, body, row.results[0][0])])]
+
+    def column_sum(self) -> list[Nest]:
+        """A reduction of rows into a row."""
+        around, column = self.some_axes("j", (0, 0, 1)), self.long_axis("j")
+        row = Axis(self.name("k"), indices.constant(self.pick((2, 7, 8, 12, 32, 33, 40))))
+        reductions: list[Expr] = []
+        for _ in range(self.pick((1, 1, 2))):
+            operation = self.pick(("sum", "max", "min", "sum", "prod"))
+            dtype = self.of_kinds(REDUCTIONS[operation].kinds)
+            parts = [self.operand(dtype, (*around, row, column)) for _ in range(self.pick((1, 1, 2)))]
+            reductions.append(Reduce(operation, (row,), self.join(dtype, parts), "value"))
+        return [self.storing((*around, column), reductions)]
+
+    def row_again(self) -> list[Nest]:
+        """A row is reduced, and used again with the result; in one nest or in two."""
+        rows, lane = self.some_axes("j", (1, 1, 2)), self.long_axis("j")
+        row, dtype = self.any_reduction()
+        own = self.operand(dtype, (*rows, lane))
+        if self.chance(80):
+            own = _cast(dtype, Apply(self.pick(DEAR), (own if dtype.is_float else Cast(f32, own),)))
+        if self.chance(30):
+            own = self.join(dtype, [own, self.calm(dtype, (*rows, lane), 1)])
+        along = Axis(self.name("k"), lane.extent)
+        body = substitute_axes(own, {lane: indices.of_atom(along)})
+        results: list[Expr] = [Reduce(row.name, (along,), body, result) for result, _ in row.results]
+        if self.chance(60):
+            return [self.storing((*rows, lane), [own, *results])]
+        first = self.storing(rows, results[:1])
+        (kept,) = (statement for statement in first.body if isinstance(statement, Store))
+        return [first, self.storing((*rows, lane), [own, Load(kept.buffer, kept.index)])]
+
+    def softmax(self) -> list[Nest]:
+        """exp(x - greatest) / sum, from one reduction of two results or from two."""
+        rows, lane = self.some_axes("j", (1, 1, 2)), self.long_axis("j")
+        dtype = self.of_kinds(("float",))
+        own = self.operand(dtype, (*rows, lane))
+        if self.chance(40):
+            own = self.join(dtype, [own, self.operand(dtype, (*rows, lane))])
+        along = Axis(self.name("k"), lane.extent)
+        body = substitute_axes(own, {lane: indices.of_atom(along)})
+        if self.chance(60):
+            most: Expr = Reduce("softmax", (along,), body, "max")
+            total: Expr = Reduce("softmax", (along,), body, "sum")
+        else:
+            most = Reduce("max", (along,), body, "value")
+            total = Reduce("sum", (along,), Apply("exp", (Apply("sub", (body, most)),)), "value")
+        exponential = Apply("exp", (Apply("sub", (own, most)),))
+        return [self.storing((*rows, lane), [Apply("div", (exponential, total))])]
+
+    def crossed(self) -> list[Nest]:
+        """Some buffers are read along the rows and others along the columns."""
+        others, sides = self.some_axes("j", (0, 0, 0, 1)), (self.long_axis("j"), self.long_axis("j"))
+        dtype = self.pick(self.dtypes)
+        across = [self.operand(self.near(dtype), (*others, *sides[::-1])) for _ in range(self.pick((1, 1, 2)))]
+        along = [self.operand(self.near(dtype), (*others, *sides)) for _ in range(self.pick((0, 1, 1)))]
+        return [self.storing((*others, *sides), [*across, *along], dtype)]
+
+    def looked_up(self) -> list[Nest]:
+        """Whole rows from where data says."""
+        row, lane = self.long_axis("j") if self.chance(30) else self.some_axes("j", (1,))[0], self.long_axis("j")
+        table = self.input(self.pick(self.dtypes), (self.extents(1)[0], lane.extent))
+        place = self.operand(self.pick((i64, i64, i32)), (row,))
+        size = table.sizes[0]
+        value: Expr = Apply("floormod", (_cast(i64, place), Position(size)))
+        if self.chance(60):
+            value = Checked(value, size, False, "IndexError", MESSAGE)
+        looked_up = Load(table, (indices.data(value, 0, size - 1), indices.of_atom(lane)))
+        others = [self.operand(table.dtype, (row, lane)) for _ in range(self.pick((0, 1)))]
+        return [self.storing((row, lane), [looked_up, *others])]
+
+    def guarded_row(self) -> list[Nest]:
+        """Parts of a row come from different buffers, each shorter than the row."""
+        rows, lane = self.some_axes("j", (0, 1, 1)), self.long_axis("j")
+        at, length = indices.of_atom(lane), lane.extent.constant
+        dtype = self.pick(self.dtypes)
+        value = self.operand(dtype, (*rows, lane))
+        for _ in range(self.pick((1, 1, 2, 3))):
+            cut, before = self.number(1, length - 1), self.chance(50)
+            part = cut if before else length - cut
+            buffer = self.input(dtype, (*(axis.extent for axis in rows), indices.constant(part)))
+            index = (*map(indices.of_atom, rows), at if before else at - cut)
+            operation, bound = self.pick((("lt", cut), ("le", cut - 1)) if before else (("ge", cut), ("gt", cut - 1)))
+            condition = Apply(operation, (Position(at), Const(bound, i64)))
+            value = Guarded(condition, Load(buffer, index), value)
+        return [self.storing((*rows, lane), [value], dtype)]
+
+    def flattened(self) -> list[Nest]:
+        """All elements of a matrix in one loop, with a row that is the same for all rows, or a number for each."""
+        height, width = self.pick((2, 3, 8, 9)), self.pick(LONGER[:6])
+        lane = Axis(self.name("j"), indices.constant(height * width))
+        at = indices.of_atom(lane)
+        dtype = self.pick(self.dtypes)
+        row = Load(self.input(dtype, (indices.constant(width),)), (at % width,))
+        number = Load(self.input(dtype, (indices.constant(height),)), (at // width,))
+        return [self.storing((lane,), [self.pick((row, number)), self.operand(dtype, (lane,))], dtype)]
+
+    def some_axes(self, prefix: str, counts: Sequence[int], long: bool = False) -> tuple[Axis, ...]:
+        extents = self.extents(self.pick(counts))
+        if long:
+            place = 0 if self.chance(25) else len(extents) - 1
+            many = self.pick(LONGER) * (extents[place] if self.chance(20) else indices.constant(1))
+            extents = (*extents[:place], many, *extents[place + 1 :])
+        return tuple(Axis(self.name(prefix), extent) for extent in extents)
+
+    def long_axis(self, prefix: str) -> Axis:
+        return Axis(self.name(prefix), indices.constant(self.pick(LONGER)))
+
+    def any_reduction(self) -> tuple[Reduction, DType]:
+        row = self.pick([*REDUCTIONS.values()])
+        return row, self.of_kinds(row.kinds)
+
+    def near(self, dtype: DType) -> DType:
+        """The same, or any other."""
+        return dtype if self.chance(75) else self.pick(self.dtypes)
+
+    def input(self, dtype: DType, sizes: tuple[Index, ...]) -> Buffer:
+        name, dense = self.name("z"), self.chance(80)
+        buffer = Buffer(name, dtype, sizes, contiguous_strides(sizes)) if dense else self.strided(name, dtype, sizes)
+        self.parameters.append(Parameter(buffer, "in"))
+        self.readable.append(buffer)
+        return buffer
+
+    def operand(self, dtype: DType, axes: tuple[Axis, ...]) -> Expr:
+        """A buffer of its own at this point, or some of it that is the same for all points of an axis."""
+        kept = tuple(axis for axis in axes if axis is axes[-1] or not self.chance(8))
+        return Load(self.input(dtype, tuple(axis.extent for axis in kept)), tuple(map(indices.of_atom, kept)))
+
+    def calm(self, dtype: DType, axes: tuple[Axis, ...], depth: int) -> Expr:
+        """An expression that cannot raise."""
+        self.combining = True
+        made = self.expr(dtype, axes, depth)
+        self.combining = False
+        return made
+
+    def join(self, dtype: DType, parts: Sequence[Expr]) -> Expr:
+        """One value of several, by operations that are quick."""
+        value = _cast(dtype, parts[0])
+        quick = [each for each in JOINING if dtype.kind in OPERATIONS[each].kinds]
+        for part in parts[1:]:
+            value = Apply(self.pick(quick), (value, _cast(dtype, part)))
+        return value
+
+    def storing(self, axes: tuple[Axis, ...], parts: Sequence[Expr], dtype: DType | None = None) -> Nest:
+        """A nest that fills a new buffer with what it makes of these, in the dtype of the first unless told."""
+        dtype = dtype or parts[0].dtype
+        sizes = tuple(axis.extent for axis in axes)
+        buffer = Buffer(self.name("y"), dtype, sizes, contiguous_strides(sizes))
+        index = tuple(map(indices.of_atom, axes))
+        if self.chance(15):
+            buffer, index = self.target(axes, dtype)
+        else:
+            self.parameters.append(Parameter(buffer, "out"))
+        self.readable.append(buffer)
+        return Nest(axes, (Store(buffer, index, self.join(dtype, parts)),))
 
     # ---- expressions
 

@@ -35,7 +35,7 @@ from tests.fuzz.programs import (
     source,
     traced,
 )
-from tests.fuzz.run import ENOUGH, Outcome, Plan, idle_passes, run_pre_grad
+from tests.fuzz.run import ENOUGH, LOOP_BATCH, Outcome, Plan, idle_passes, run_loops, run_pre_grad
 from tests.fuzz.shrink import shrink
 
 SEED = 2026
@@ -66,8 +66,8 @@ def test_programs_through_torch_compile(part: int) -> None:
 
 @pytest.mark.parametrize("part", range(8))
 def test_loop_programs(part: int) -> None:
-    _, differences = loops.run_batch(SEED, part, LOOP_PROGRAMS // 8, shrink=0)
-    assert not differences, differences[0]
+    batch = loops.run_batch(SEED, part, LOOP_PROGRAMS // 8, shrink=0)
+    assert not batch.reports, batch.reports[0]
 
 
 # Programs that differ today, and why. Whoever mends it takes the number out: one that no longer differs fails.
@@ -123,10 +123,30 @@ def test_a_pass_that_never_fires_is_named() -> None:
     assert idle_passes(plan, Outcome(Counter({"tasks": ENOUGH - 1}))) == []
 
 
+def test_a_pass_over_kernels_that_never_fires_is_named() -> None:
+    every = Counter(dict.fromkeys(loops.COUNTED, 3))
+    plan = Plan("loops", 0, (), 0.0)
+    many = Counter({"tasks": -(-ENOUGH // LOOP_BATCH)})
+    assert idle_passes(plan, Outcome(many, (), every)) == []
+    assert idle_passes(plan, Outcome(many, (), every - Counter({"sums_across": 3}))) == ["sums_across"]
+    assert idle_passes(plan, Outcome(many - Counter({"tasks": 1}))) == []
+
+
+def test_loop_programs_are_for_every_pass_and_every_path() -> None:
+    """With limits that are small; what a program computes is of no interest here."""
+    loops.TAKEN.clear()
+    for number in range(300):
+        way = loops.Way(loops.TARGETS[0], number % loops.SETTINGS, True)
+        for form, _ in loops.subject_of(loops.choices_of(SEED, number)).forms((way, way)):
+            loops.emitted([form], way)
+    assert [name for name in loops.COUNTED if not loops.TAKEN[name]] == []
+
+
 def test_a_worker_tells_what_the_passes_rewrote() -> None:
     number = pre_grad.EVERY_AIMED - 1
     assert run_pre_grad(Plan("pre_grad", SEED, ("all",), 0.0), number).rewrites["normalise_ops"]
     assert not run_pre_grad(Plan("pre_grad", SEED, ("default",), 0.0), number).rewrites["normalise_ops"]
+    assert run_loops(Plan("loops", SEED, (), 0.0), 1).rewrites["split_reductions"]
 
 
 def test_held_parameters_are_those_that_layers_read() -> None:

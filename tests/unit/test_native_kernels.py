@@ -83,12 +83,12 @@ def agrees(ours: Any, theirs: Any, dtype: DType) -> bool:
     return bool(np.allclose(a, b, rtol=tolerance, atol=tolerance, equal_nan=True))
 
 
-def inputs(program: Program, sizes: dict[str, int], seed: int) -> dict[str, Any]:
+def inputs(program: Program, sizes: dict[str, int], seed: int, odd_share: float = 0.3) -> dict[str, Any]:
     rng = np.random.default_rng(seed)
     arrays = {}
     for parameter in program.parameters:
         laid = arrays[parameter.buffer.name] = memory(parameter.buffer, sizes)
-        laid[...] = array(parameter.buffer, laid.shape, rng)
+        laid[...] = array(parameter.buffer, laid.shape, rng, odd_share)
     return arrays
 
 

@@ -63,7 +63,8 @@ def inputs(program: Program, sizes: dict[str, int], seed: int) -> dict[str, np.n
     return {p.buffer.name: array(p.buffer, memory.shape(p.buffer), rng) for p in program.parameters}
 
 
-def array(buffer: Buffer, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
+def array(buffer: Buffer, shape: tuple[int, ...], rng: np.random.Generator, odd_share: float = 0.3) -> np.ndarray:
+    """Small numbers; so many of the floats are infinite, NaN, zeros, tiny or huge."""
     dtype = buffer.dtype
     if dtype.is_bool:
         return rng.integers(0, 2, shape).astype(np.bool_)
@@ -72,7 +73,7 @@ def array(buffer: Buffer, shape: tuple[int, ...], rng: np.random.Generator) -> n
         odd = rng.choice(np.array([limits.min, limits.max, 0, 1], oracle_values.STORAGE[dtype]), shape)
         return np.where(rng.random(shape) < 0.2, odd, rng.integers(max(limits.min, -9), 9, shape).astype(odd.dtype))
     odd = rng.choice(np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1e-40, 1e30, 1.0], np.float32), shape)
-    values = np.where(rng.random(shape) < 0.3, odd, rng.normal(size=shape) * 3)
+    values = np.where(rng.random(shape) < odd_share, odd, rng.normal(size=shape) * 3)
     values = np.asarray(values, np.float64 if dtype.bits == 64 else np.float32)
     return np.asarray(oracle_values.to_storage(values, dtype))
 
