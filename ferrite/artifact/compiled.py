@@ -26,7 +26,7 @@ from ferrite.graph.names import resolve
 from ferrite.host import packed
 from ferrite.host.check import check_program
 from ferrite.host.nodes import ALLOCATE, HostProgram
-from ferrite.host.python import PythonCode, emit, load, load_all
+from ferrite.host.python import PythonCode, emit, load
 from ferrite.host.text import show_program
 
 
@@ -100,7 +100,7 @@ class CompiledGraph:
             self.refused = kernels.code.refused if kernels.code else {}
             body = self._native_body(kernels)
             if body is None:
-                body = load(self.program, self.code, self.constants, kernels.functions, resolve, _callable)
+                body = self._in_python(kernels)[self.program.name]
             self.body = body
             self.run = _with_profiler_scope(body, lambda: f"ferrite {self.program.name} {self.key[:12]}")
             self.run.compiled = self  # type: ignore[attr-defined]
@@ -126,18 +126,17 @@ class CompiledGraph:
                 raise Unsupported(f"the executor is {self.facts.executor}")
             if self.facts.device_types != ("cpu",):
                 raise Unsupported("tensors that are not on the CPU")
-            made = assemble(self.program, self.constants, kernels, self._functions(kernels))
+            functions = self._in_python(kernels) if self.program.functions else {}
+            made = assemble(self.program, self.constants, kernels, functions)
         except Unsupported as error:
             self.why_python = str(error)
             return None
         self.peak, self.block, self._alive = made.peak, made.block, made.alive
         return made.function
 
-    def _functions(self, kernels: Kernels) -> Mapping[str, Callable[..., Any]]:
-        """Those that operators call, in Python."""
-        if not self.program.functions:
-            return {}
-        return load_all(self.program, self.code, self.constants, kernels.functions, resolve, _callable)
+    def _in_python(self, kernels: Kernels) -> Mapping[str, Callable[..., Any]]:
+        """The program in Python, and the functions that its operators call, by name."""
+        return load(self.program, self.code, self.constants, kernels.functions, resolve, _callable)
 
     def __call__(self, args: list[Any]) -> Any:
         """For whoever calls it directly: wrong arguments are an error, before anything is written. AOTAutograd behind

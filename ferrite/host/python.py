@@ -1,6 +1,6 @@
 """A host program as a Python function: readable, debuggable, and what runs until the native form exists.
 
-`emit` gives the source, `load` the callable. The source is found by tracebacks and debuggers (a loader in the
+`emit` gives the source, `load` the functions. The source is found by tracebacks and debuggers (a loader in the
 module's globals serves it), each line ends with the user's own line, and it names operators by identifiers that
 `load` binds to the operators themselves, so a call costs one global lookup. An error that a kernel raises is given a
 note with the op and the user's line: the words of the error itself are eager's.
@@ -47,18 +47,6 @@ def emit(program: HostProgram) -> PythonCode:
 
 
 def load(
-    program: HostProgram,
-    code: PythonCode,
-    constants: Mapping[str, Any],
-    kernels: Mapping[str, Callable[..., None]],
-    resolve: Callable[[str], Any],
-    resolve_call: Callable[[str], Any],
-) -> Callable[[list[Any]], Any]:
-    """The program's function; the rest is as for `load_all`."""
-    return load_all(program, code, constants, kernels, resolve, resolve_call)[program.name]
-
-
-def load_all(
     program: HostProgram,
     code: PythonCode,
     constants: Mapping[str, Any],
