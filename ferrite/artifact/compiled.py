@@ -29,6 +29,8 @@ from ferrite.host.nodes import ALLOCATE, HostProgram
 from ferrite.host.python import PythonCode, emit, load
 from ferrite.host.text import show_program
 
+RANGE = "torch._C._profiler._RecordFunctionFast"  # one in a profile, of the kind that the native form makes too
+
 
 class Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What is known of a compiled graph beside its program."""
@@ -100,9 +102,9 @@ class CompiledGraph:
             self.refused = kernels.code.refused if kernels.code else {}
             body = self._native_body(kernels)
             if body is None:
-                body = self._in_python(kernels)[self.program.name]
+                body = self._in_python(kernels, self.code)[self.program.name]
             self.body = body
-            self.run = _with_profiler_scope(body, lambda: f"ferrite {self.program.name} {self.key[:12]}")
+            self.run = _with_profiler_scope(body, lambda: self._profiled(kernels))
             self.run.compiled = self  # type: ignore[attr-defined]
             self.run.alive = self._alive  # type: ignore[attr-defined]
         return self.run
@@ -126,7 +128,7 @@ class CompiledGraph:
                 raise Unsupported(f"the executor is {self.facts.executor}")
             if self.facts.device_types != ("cpu",):
                 raise Unsupported("tensors that are not on the CPU")
-            functions = self._in_python(kernels) if self.program.functions else {}
+            functions = self._in_python(kernels, self.code) if self.program.functions else {}
             made = assemble(self.program, self.constants, kernels, functions)
         except Unsupported as error:
             self.why_python = str(error)
@@ -134,9 +136,21 @@ class CompiledGraph:
         self.peak, self.block, self._alive = made.peak, made.block, made.alive
         return made.function
 
-    def _in_python(self, kernels: Kernels) -> Mapping[str, Callable[..., Any]]:
+    def _in_python(self, kernels: Kernels, code: PythonCode) -> Mapping[str, Callable[..., Any]]:
         """The program in Python, and the functions that its operators call, by name."""
-        return load(self.program, self.code, self.constants, kernels.functions, resolve, _callable)
+        return load(self.program, code, self.constants, kernels.functions, resolve, _callable)
+
+    def _profiled(self, kernels: Kernels) -> _Profiled:
+        """The same program with a range for each step, made when a profiler looks for the first time."""
+        code = emit(self.program, RANGE)
+        name, label = self.program.name, f"ferrite {self.program.name} {self.key[:12]}"
+        if self._alive is None:
+            return _Profiled(label, self._in_python(kernels, code)[name])
+        from ferrite.artifact.native_host import assemble
+
+        functions = self._in_python(kernels, code) if self.program.functions else {}
+        made = assemble(self.program, self.constants, kernels, functions, ranges=True)
+        return _Profiled(label, made.function, made.alive)
 
     def __call__(self, args: list[Any]) -> Any:
         """For whoever calls it directly: wrong arguments are an error, before anything is written. AOTAutograd behind
@@ -201,11 +215,26 @@ def _callable(path: str) -> Any:
     return found._op if type(found) is OpOverload else found
 
 
-def _with_profiler_scope(body: Callable[[list[Any]], Any], label: Callable[[], str]) -> Callable[[list[Any]], Any]:
+@dataclass(frozen=True)
+class _Profiled:
+    """What runs while a profiler looks: a function, the name of the range around it, and what it points to."""
+
+    label: str
+    function: Callable[[list[Any]], Any]
+    alive: Any = None
+
+
+def _with_profiler_scope(body: Callable[[list[Any]], Any], make: Callable[[], _Profiled]) -> Callable[[list[Any]], Any]:
+    """Calls `body`, or what `make` gives while a profiler looks."""
+    profiled: _Profiled | None = None
+
     def run(args: list[Any]) -> Any:
         if profiler._is_profiler_enabled:
-            with profiler.record_function(label()):
-                return body(args)
+            nonlocal profiled
+            if profiled is None:
+                profiled = make()
+            with profiler.record_function(profiled.label):
+                return profiled.function(args)
         return body(args)
 
     run._boxed_call = True  # type: ignore[attr-defined]

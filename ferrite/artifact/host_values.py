@@ -22,7 +22,7 @@ from torch._ops import OpOverload
 from ferrite.errors import Malformed, Unsupported
 from ferrite.graph.names import resolve
 from ferrite.graph.text import read_type, split_type
-from ferrite.host.nodes import ALLOCATE, HOLD, Call, HostProgram, Launch, Return
+from ferrite.host.nodes import ALLOCATE, HOLD, PART, VIEWS, Call, HostProgram, Launch, Return
 from ferrite.loops import index as sizes_of_loops
 from ferrite.loops.index import Index, constant, divides, maximum, minimum, of_atom, product
 from ferrite.loops.index import size as symbol
@@ -31,12 +31,6 @@ from ferrite.syntax import Named, Ref, refs
 Shape = tuple[Index, ...]
 
 PRODUCTS = frozenset({"aten.mm.default", "aten.bmm.default", "aten.addmm.default", "aten.baddbmm.default"})
-VIEWS = frozenset({
-    "aten.t.default", "aten.permute.default", "aten.transpose.int", "aten.slice.Tensor", "aten.select.int",
-    "aten.unsqueeze.default", "aten.squeeze.dim", "aten.squeeze.dims", "aten.expand.default", "aten.detach.default",
-    "aten.alias.default", "aten.reshape.default", "aten.view.default",
-})  # fmt: skip
-PART = "operator.getitem"
 
 
 @dataclass

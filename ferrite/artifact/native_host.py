@@ -41,6 +41,7 @@ from ferrite.graph.names import resolve
 from ferrite.host.memory import in_lines
 from ferrite.host.nodes import HOLD, Call, Free, HostProgram, Launch, Return
 from ferrite.host.python import describe
+from ferrite.host.ranges import range_of
 from ferrite.host.text import show_step
 from ferrite.loops.index import (
     ZERO,
@@ -85,9 +86,12 @@ def assemble(
     constants: Mapping[str, Any],
     kernels: Kernels,
     functions: Mapping[str, Callable[..., Any]] | None = None,
+    *,
+    ranges: bool = False,
 ) -> Assembled:
-    """`functions`: those that operators call. Raises `Unsupported` if a step has no door."""
-    assembler = _Assembler(program, constants, kernels, functions or {})
+    """`functions`: those that operators call; `ranges`: whether steps are marked for a profiler. Raises `Unsupported`
+    if a step has no door."""
+    assembler = _Assembler(program, constants, kernels, functions or {}, ranges)
     function = assembler.function()
     if assembler.plan.outside is None:
         return Assembled(function, assembler.alive, None, None)
@@ -102,7 +106,9 @@ class _Assembler:
         constants: Mapping[str, Any],
         kernels: Kernels,
         functions: Mapping[str, Callable[..., Any]],
+        ranges: bool,
     ) -> None:
+        self.ranges = ranges
         self.program = program
         self.constants = constants
         self.kernels = kernels
@@ -122,6 +128,7 @@ class _Assembler:
         self.take: tuple[int, int] = (-1, -1)  # place in the code, slot of the length
         self.alive: list[Any] = [constants, kernels]  # what the words point to
         self.scratch = self.slot()
+        self.range = self.slot()  # the one that is open, for a profiler
 
     # ---- memory
 
@@ -157,6 +164,10 @@ class _Assembler:
         self.call("ferrite_threads", result=self.threads)
         result = self.slot()
         for position, step in enumerate(self.program.steps):
+            label = range_of(step) if self.ranges else None
+            if label is not None:
+                no = self.constant(0)
+                self.call("aoti_record_function_start", self._text(label), no, no, no, _address(self.range))
             match step:
                 case Call():
                     self._write_call(step)
@@ -166,10 +177,16 @@ class _Assembler:
                     self._free(step.names)
                 case Return():
                     self._write_return(step, result)
+            if label is not None:
+                self._end_range()
         self.code.append(0)
         cleaner = len(self.code)
         self._write_cleaner(result)
         return self._link(cleaner, result)
+
+    def _end_range(self) -> None:
+        self.call("aoti_record_function_end", self.range)
+        self.move(self.range, self.constant(0))
 
     def _take_inputs(self) -> None:
         """Handles of all inputs that are read. Those that may die here are owned, and are no longer in the list."""
@@ -445,6 +462,8 @@ class _Assembler:
 
     def _write_cleaner(self, result: int) -> None:
         """Python's lock, then the error, while all that it speaks of is there; then everything goes back."""
+        if self.ranges:
+            self._end_range()
         self.call("ferrite_resume", _address(machine.THREAD))
         self.handler = self.slot()
         self.call("ferrite_raise", self.handler, machine.FRAME)

@@ -94,6 +94,8 @@ def _check_launch(launch: Launch, kernels: Taken, alive: set[str], program: Host
     for origin in launch.origins:
         if not all(isinstance(text, str) for text in (origin.op, origin.line, origin.message)):
             raise _refusal(program, f"the origins of {launch.kernel}")
+    if not all(map(_is_line, launch.ops)):
+        raise _refusal(program, f"the ops of {launch.kernel}")
     _check_values(list(launch.sizes), alive, program)
     taken, given = kernels[launch.kernel], (len(launch.buffers), len(launch.sizes))
     if taken is not None and given != taken:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,12 @@ from ferrite.loops.nodes import Program
 # Calls that others look for.
 ALLOCATE = "aten.empty_strided.default"
 HOLD = "ferrite.host.calls.as_promised"  # what an eager op made, for a kernel to read
+PART = "operator.getitem"
+VIEWS = frozenset({
+    "aten.t.default", "aten.permute.default", "aten.transpose.int", "aten.slice.Tensor", "aten.select.int",
+    "aten.unsqueeze.default", "aten.squeeze.dim", "aten.squeeze.dims", "aten.expand.default", "aten.detach.default",
+    "aten.alias.default", "aten.reshape.default", "aten.view.default",
+})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -70,7 +77,7 @@ class Launch:
     """Run a kernel on buffers, in the order of its parameters, with the sizes that it asks for.
 
     text:   kernel_0(x, y, s0)  # model.py:41
-            kernel_1(x, n, y)  # model.py:12, raises [('aten.index.Tensor', 'model.py:12  y = x[n]', '...')]
+            kernel_1(x, n, y)  # index, exp at m.py:12, raises [('aten.index.Tensor', 'm.py:12  y = x[n]', '...')]
     """
 
     kernel: str
@@ -78,6 +85,12 @@ class Launch:
     sizes: tuple[Any, ...]
     source: str = ""
     origins: tuple[Origin, ...] = ()
+    ops: tuple[str, ...] = ()  # what it computes, for people to read
+
+
+def join_places(places: Iterable[str]) -> str:
+    """The `source` of a step that has several, each once."""
+    return ", ".join(dict.fromkeys(place for several in places if several for place in several.split(", ")))
 
 
 @dataclass(frozen=True)

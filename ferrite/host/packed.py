@@ -60,7 +60,7 @@ def _pack_step(step: Step) -> Packed:
         case Launch():
             origins = [[origin.op, origin.line, origin.message] for origin in step.origins]
             sizes = [_pack_value(size) for size in step.sizes]
-            return ["launch", step.kernel, list(step.buffers), sizes, step.source, origins]
+            return ["launch", step.kernel, list(step.buffers), sizes, step.source, origins, list(step.ops)]
         case Free():
             return ["free", list(step.names)]
         case Return():
@@ -72,9 +72,10 @@ def _unpack_step(packed: Packed, lines: Mapping[str, str]) -> Step:
         case ["call", result, target, args, kwargs, source]:
             named = {name: _unpack_value(value) for name, value in kwargs.items()}
             return Call(result, target, tuple(map(_unpack_value, args)), named, _now(source, lines))
-        case ["launch", kernel, buffers, sizes, source, origins]:
+        case ["launch", kernel, buffers, sizes, source, origins, ops]:
             known = tuple(Origin(op, lines.get(line, line), message) for op, line, message in origins)
-            return Launch(kernel, tuple(buffers), tuple(map(_unpack_value, sizes)), _now(source, lines), known)
+            given = tuple(map(_unpack_value, sizes))
+            return Launch(kernel, tuple(buffers), given, _now(source, lines), known, tuple(ops))
         case ["free", names]:
             return Free(tuple(names))
         case ["return", value]:

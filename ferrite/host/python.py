@@ -17,8 +17,11 @@ from typing import Any
 
 from ferrite.errors import Malformed, ToolFailed
 from ferrite.host.nodes import Call, HostProgram, Launch, Origin, Return, Step
+from ferrite.host.ranges import range_of
 from ferrite.host.text import show_step
 from ferrite.syntax import Named, Ref, show, show_call
+
+UNKNOWN = "an unknown line"
 
 
 @dataclass(frozen=True)
@@ -31,8 +34,9 @@ class PythonCode:
     fallible: dict[int, Launch] = field(default_factory=dict)  # line -> the launch there, if its kernel can raise
 
 
-def emit(program: HostProgram) -> PythonCode:
-    """The source of a program. It takes one list and empties it; its functions take arguments as usual."""
+def emit(program: HostProgram, ranges: str = "") -> PythonCode:
+    """The source of a program. It takes one list and empties it; its functions take arguments as usual. `ranges`: the
+    path of what makes a range for a profiler of a name; each step that has one then runs in it, on the same line."""
     names = _Names(program)
     lines: list[str] = []
     fallible: dict[int, Launch] = {}
@@ -40,7 +44,9 @@ def emit(program: HostProgram) -> PythonCode:
         lines += ["", ""] if lines else []
         lines += _header(function, boxed=function is program)
         for step in function.steps:
-            lines.append(f"    {_line(step, names)}")
+            label = range_of(step) if ranges else None
+            within = f"with {names.of_target(ranges)}({label!r}): " if label else ""
+            lines.append(f"    {within}{_line(step, names)}")
             if isinstance(step, Launch) and step.origins:
                 fallible[len(lines)] = step
     return PythonCode("\n".join(lines) + "\n", names.called, names.passed, fallible)
@@ -109,11 +115,11 @@ def describe(launch: Launch, message: str) -> str:
     origins = [origin for origin in launch.origins if _may_say(origin, message)]
     match [*dict.fromkeys((origin.op, origin.line.replace("  ", ": ", 1)) for origin in origins)]:
         case []:
-            return f"raised in the compiled {launch.kernel}, from {launch.source or 'an unknown line'}"
+            return f"raised in the compiled {launch.kernel}, from {launch.source or UNKNOWN}"
         case [(op, line)]:
-            return f"raised by {op} in the compiled {launch.kernel}, from {line or 'an unknown line'}"
+            return f"raised by {op} in the compiled {launch.kernel}, from {line or UNKNOWN}"
         case several:
-            lines = [f"  {op}, from {line or 'an unknown line'}" for op, line in several]
+            lines = [f"  {op}, from {line or UNKNOWN}" for op, line in several]
             return "\n".join([f"raised in the compiled {launch.kernel}, by one of", *lines])
 
 

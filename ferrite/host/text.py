@@ -40,7 +40,8 @@ def show_step(step: Step) -> str:
         case Launch():
             text = f"{step.kernel}({', '.join((*step.buffers, *map(show, step.sizes)))})"
             origins = f"raises {[(o.op, o.line, o.message) for o in step.origins]}" if step.origins else ""
-            remark = ", ".join(filter(None, (step.source, origins)))
+            place = " at ".join(filter(None, (", ".join(step.ops), step.source)))
+            remark = ", ".join(filter(None, (place, origins)))
             return f"{text}  # {remark}" if remark else text
         case Free():
             return f"del {', '.join(step.names)}"
@@ -111,10 +112,13 @@ def _parse_step(statement: ast.stmt, lines: list[str], known: set[str], kernels:
         case ast.Expr(value=ast.Call(func=ast.Name(id=kernel), args=args)) if kernel in kernels:
             split = len(kernels[kernel].parameters)
             sizes = tuple(read(arg, known.__contains__) for arg in args[split:])
-            source, _, origins = _remark(statement, lines).partition("raises [")
+            place, _, origins = _remark(statement, lines).partition("raises [")
+            ops, _, source = place.removesuffix(", ").rpartition(" at ")
+            if not ops and ":" not in source:  # there are ops alone: a place has a line
+                ops, source = source, ""
             known_origins = tuple(Origin(*parts) for parts in ast.literal_eval(f"[{origins}")) if origins else ()
             buffers = tuple(dotted(arg) for arg in args[:split])
-            return Launch(kernel, buffers, sizes, source.removesuffix(", "), known_origins)
+            return Launch(kernel, buffers, sizes, source, known_origins, tuple(ops.split(", ")) if ops else ())
         case ast.Delete(targets=targets):
             return Free(tuple(dotted(target) for target in targets))
         case ast.Return(value=ast.expr() as value):

@@ -26,7 +26,7 @@ from ferrite.graph.query import attribute, bytes_of_tensor, family, source_line,
 from ferrite.graph.strides import REALISED
 from ferrite.graph.text import show_type, type_of_list
 from ferrite.host.lowered import Body, Lowered
-from ferrite.host.nodes import ALLOCATE, HOLD, Call, Constant, Input, Launch, Origin
+from ferrite.host.nodes import ALLOCATE, HOLD, Call, Constant, Input, Launch, Origin, join_places
 from ferrite.loops.dtypes import i64
 from ferrite.loops.index import Axis, Index, known_equal, of_atom
 from ferrite.loops.kernel import kernel_of
@@ -165,6 +165,7 @@ class _Value:
     root: _Value | None = None  # whose memory a view shares
     seen: Tensor | None = None  # what that was when the view was made
     origins: tuple[Origin, ...] = ()  # the ops whose checks the expression holds
+    made_of: tuple[_Value, ...] = ()  # expressions that it holds
 
     @property
     def fake(self) -> Any:
@@ -294,7 +295,7 @@ class _OneGraph:
 
     def _lazy(self, node: Node, tensor: Tensor, part: int | None = None, root: _Value | None = None) -> _Value:
         """A value that is an expression for now."""
-        value = _Value(node, tensor=tensor, part=part, root=root)
+        value = _Value(node, tensor=tensor, part=part, root=root, made_of=self._lazy_inputs(node))
         if value.cost.can_raise:
             value.origins = self._origins(node, (tensor.body,))
         for name in value.cost.buffers:
@@ -304,12 +305,15 @@ class _OneGraph:
     def _origins(self, node: Node, made: Sequence[Tree]) -> tuple[Origin, ...]:
         """The ops whose checks are in what became of a node: those of the expressions that it reads, and the node
         itself if there are more checks now. They are told apart by what they say, which no pass rewrites."""
-        read = [value for value in map(self.values.get, node.all_input_nodes) if isinstance(value, _Value)]
-        lazy = [value for value in read if value.is_lazy]
+        lazy = self._lazy_inputs(node)
         own = _checks(made) - _checks([value.tensor.body for value in lazy if value.tensor is not None])
         line, op = source_line(node), name_of(node.target) or node.name
         inherited = (origin for value in lazy for origin in value.origins)
         return tuple(dict.fromkeys((*inherited, *(Origin(op, line, message) for message in own))))
+
+    def _lazy_inputs(self, node: Node) -> tuple[_Value, ...]:
+        read = [value for value in map(self.values.get, node.all_input_nodes) if isinstance(value, _Value)]
+        return tuple(value for value in read if value.is_lazy)
 
     def _buffer(self, name: str, fake: torch.Tensor) -> Buffer:
         sizes = tuple(self.shared.sizes.index(extent) for extent in fake.shape)
@@ -492,7 +496,7 @@ class _OneGraph:
             return value
         made = self._made(value.node, row)
         value.tensor = self._expected(made if value.part is None else made[value.part], value.fake)
-        value.seen = now
+        value.seen, value.made_of = now, self._lazy_inputs(value.node)
         del value.cost
         if not value.cost.can_raise:
             value.origins = ()
@@ -606,6 +610,7 @@ class _OneGraph:
         buffers: list[Buffer] = []
         stores: dict[tuple[Axis, ...], list[Store]] = {}
         origins: dict[tuple[Axis, ...], dict[Origin, None]] = {}
+        stored: dict[tuple[Axis, ...], list[_Value]] = {}
         for value in map(self._up_to_date, values):
             assert value.tensor is not None
             name = value.node.name
@@ -615,14 +620,16 @@ class _OneGraph:
             here = value.tensor.axes
             stores.setdefault(here, []).append(Store(buffers[-1], points(here), value.tensor.body))
             origins.setdefault(here, {}).update(dict.fromkeys(value.origins))
+            stored.setdefault(here, []).append(value)
         for axes, whole in stores.items():
             for start in range(0, len(whole), MOST_STORES):
                 body = tuple(whole[start : start + MOST_STORES])
                 results = tuple(store.buffer for store in body)
-                self._launch((Nest(axes, body),), results, values[0].node, tuple(origins[axes]))
+                nodes = _computed(stored[axes][start : start + MOST_STORES])
+                self._launch((Nest(axes, body),), results, nodes, tuple(origins[axes]))
         for value, buffer in zip(values, buffers, strict=True):
             value.host, value.tensor, value.is_view, value.root = buffer.name, of_buffer(buffer), False, None
-            value.origins = ()
+            value.origins, value.made_of = (), ()
             self._exists(value, buffer.name)
 
     def _build(self, node: Node, built: Built, several: bool) -> Any:
@@ -632,18 +639,19 @@ class _OneGraph:
         buffers = tuple(self._buffer(name, fake) for name, fake in zip(names, fakes, strict=True))
         named = dict(zip(built.results, buffers, strict=True))
         origins = self._origins(node, built.nests) if any(map(can_raise, built.nests)) else ()
-        self._launch(tuple(replace_buffers(nest, named) for nest in built.nests), buffers, node, origins)
+        nodes = [*_computed(self._lazy_inputs(node)), node]
+        self._launch(tuple(replace_buffers(nest, named) for nest in built.nests), buffers, nodes, origins)
         values = tuple(_Value(node, buffer.name, of_buffer(buffer)) for buffer in buffers)
         for value, name in zip(values, names, strict=True):
             self._exists(value, name)
         return values if several else values[0]
 
     def _launch(
-        self, nests: tuple[Nest, ...], results: tuple[Buffer, ...], node: Node, origins: tuple[Origin, ...]
+        self, nests: tuple[Nest, ...], results: tuple[Buffer, ...], nodes: Sequence[Node], origins: tuple[Origin, ...]
     ) -> None:
         """Allocate the results, and call the kernel that these nests make."""
-        allocations = [self._allocation(buffer, node) for buffer in results]
-        launch = self._kernel(nests, results, node, origins)
+        allocations = [self._allocation(buffer, nodes[-1]) for buffer in results]
+        launch = self._kernel(nests, results, nodes, origins)
         self.steps += [*allocations, launch]
 
     def _allocation(self, buffer: Buffer, node: Node) -> Call:
@@ -656,18 +664,19 @@ class _OneGraph:
         self,
         nests: tuple[Nest, ...],
         written: tuple[Buffer, ...],
-        node: Node,
+        nodes: Sequence[Node],
         origins: tuple[Origin, ...],
         *,
         in_place: bool = False,
     ) -> Launch:
-        """A call of the kernel that these nests make; equal kernels are one."""
+        """A call of the kernel that these nests make of `nodes`; equal kernels are one."""
         program, buffers = kernel_of(nests, written, in_place=written if in_place else ())
         sizes = tuple(self.host_sizes.value(of_atom(size)) for size in program.sizes)
         name = self.shared.kernels.get(program)
         if name is None:
             name = self.shared.kernels[program] = self.shared.fresh(f"kernel_{len(self.shared.kernels)}")
-        return Launch(name, tuple(b.name for b in buffers), sizes, source_place(node), origins)
+        source, ops = join_places(map(source_place, nodes)), tuple(dict.fromkeys(map(_op_of, nodes)))
+        return Launch(name, tuple(b.name for b in buffers), sizes, source, origins, ops)
 
     # ---- writing to memory that exists
 
@@ -688,7 +697,8 @@ class _OneGraph:
         self._store_readers_of(target, but=source)
         value = cast(expand(source.tensor, buffer.sizes).body, buffer.dtype)
         nest = Nest(axes, (Store(buffer, points(axes), value),))
-        self.steps.append(self._kernel((nest,), (buffer,), node, source.origins, in_place=True))
+        nodes = [*_computed([source]), node]
+        self.steps.append(self._kernel((nest,), (buffer,), nodes, source.origins, in_place=True))
         return _Value(node, target.host, target.tensor, root=target)
 
     def _reads_only_here(self, source: _Value, target: _Value, axes: tuple[Axis, ...]) -> bool:
@@ -782,6 +792,25 @@ def _in_a_tuple(lower: Callable[..., Any]) -> Callable[..., Any]:
         return (made,) if isinstance(made, Tensor) else made
 
     return lower_call
+
+
+def _computed(values: Sequence[_Value]) -> list[Node]:
+    """The nodes whose ops a kernel that stores these values computes, in the order of the graph. Views compute nothing,
+    unless there is nothing else."""
+    found: dict[_Value, None] = {}
+    waiting = [value for value in values if value.host is None]
+    while waiting:
+        value = waiting.pop()
+        if value not in found:
+            found[value] = None
+            waiting += value.made_of
+    return sorted({value.node for value in found if not value.is_view} or {value.node for value in found})
+
+
+def _op_of(node: Node) -> str:
+    """`gelu`, `prims.iota`: an op without its overload."""
+    packet = getattr(node.target, "overloadpacket", node.target)
+    return (name_of(packet) or node.name).removeprefix("aten.")
 
 
 _NAMED_DTYPES = {ours.name: Named(str(theirs)) for theirs, ours in TORCH_DTYPES.items()}

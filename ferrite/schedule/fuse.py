@@ -15,7 +15,7 @@ from typing import Any
 
 from ferrite.decisions import Decision
 from ferrite.host.lowered import Body, Lowered
-from ferrite.host.nodes import ALLOCATE, Call, Launch
+from ferrite.host.nodes import ALLOCATE, Call, Launch, join_places
 from ferrite.loops.kernel import kernel_of
 from ferrite.loops.nodes import Buffer, Nest, Program
 from ferrite.loops.rewrite import can_raise, replace_buffers
@@ -331,10 +331,11 @@ def _launch(group: _Group, written: tuple[Buffer, ...], kernels: _Kernels) -> La
     sizes: dict[str, Any] = {}
     for part in group.parts:
         sizes |= dict(zip(part.size_names, part.launch.sizes, strict=True))
-    source = ", ".join(dict.fromkeys(part.launch.source for part in group.parts if part.launch.source))
+    source = join_places(part.launch.source for part in group.parts)
     given = tuple(sizes[size.name] for size in program.sizes)
     origins = tuple(dict.fromkeys(origin for part in group.parts for origin in part.launch.origins))
-    return Launch(kernels.name(program), tuple(buffer.name for buffer in buffers), given, source, origins)
+    ops = tuple(dict.fromkeys(op for part in group.parts for op in part.launch.ops))
+    return Launch(kernels.name(program), tuple(buffer.name for buffer in buffers), given, source, origins, ops)
 
 
 def _one_loop(nests: tuple[Nest, ...]) -> Loop | None:

@@ -25,7 +25,7 @@ from ferrite.host.text import parse_program, show_program
 from tests.both_hosts import both_hosts
 
 HERE = Path(__file__).parent / "compiled"
-PLACE = re.compile(r"  # test_compiled\.py:\d+(, test_compiled\.py:\d+)*$", re.MULTILINE)
+PLACE = re.compile(r"(  #| at) test_compiled\.py:\d+(, test_compiled\.py:\d+)*$", re.MULTILINE)
 
 
 @dataclass(frozen=True)

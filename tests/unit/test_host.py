@@ -158,7 +158,7 @@ def index_program(*origins: Origin, source: str = "model.py:41") -> HostProgram:
         Call("y", "aten.empty_strided.default", ([2], [1]), kind),
         Launch("kernel_0", ("x", "n", "y"), (), source, origins),
         Call("z", "aten.empty_strided.default", ([2], [1]), kind),
-        Launch("kernel_1", ("y", "z"), (), source),
+        Launch("kernel_1", ("y", "z"), (), source, (), ("exp", "prims.iota")),
     ]
     inputs = (Input("x", "f32[3]"), Input("n", "i64[2]"))
     return plan("program", inputs, steps, (Ref("z"),), (function,), (), KERNELS)
