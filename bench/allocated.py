@@ -1,27 +1,31 @@
 """How many bytes of tensors a call has at its peak, by torch's own count.
 
 The profiler of torch notes what the CPU allocator gives and takes back; the running sum has a maximum. It sees every
-tensor, also those that compiled code makes through torch's C functions. It does not see memory that comes from C's
-library directly: what libraries need for themselves, and the block that Ferrite keeps for inner buffers, which
-`kept_memory` knows.
+tensor, also those that compiled code makes through torch's C functions, and what libraries take from the allocator for
+themselves. It does not see memory that comes from C's library directly, such as the block that Ferrite keeps for inner
+buffers, which `kept_memory` knows.
 
-`peaks_of` compares a model of the zoo with eager, by the same count. A compiled graph names its calls in the profile,
-so each of them is measured beside the whole.
+A compiled graph names its calls in the profile, and its steps in them (`host/ranges.py`). So each call is measured
+beside the whole, and memory that a step takes and gives back before it ends is told apart: that is what an operator
+needs for itself, which no plan knows. Without it, what is measured is what the plan says.
+
+`peaks_of` compares a model of the zoo with eager, by the same count.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
+from torch._C._profiler import _EventType
 from torch.autograd.profiler import profile
 
 import ferrite
 from bench.zoo import Entry, Size
-from ferrite.artifact.host_values import PRODUCTS, VIEWS
 from ferrite.artifact.native_host import kept_memory
 from ferrite.backend import records
 from ferrite.report.record import GraphRecord, Record
@@ -29,10 +33,29 @@ from ferrite.report.record import GraphRecord, Record
 
 @dataclass(frozen=True)
 class Span:
-    """A call of a compiled graph, as a profile has it: the peak of tensors beyond what was there when it began."""
+    """A call of a compiled graph, as a profile has it: the peak of tensors beyond what was there when it began, and the
+    same without what steps took for themselves; `own`: the most that each step had of that, by its range."""
 
     name: str
     bytes: int
+    without_own: int
+    own: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class _Change:
+    """Memory that was given (`bytes` above 0) or taken back."""
+
+    at: int
+    address: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class _Range:
+    name: str
+    start: int
+    end: int
 
 
 def peak_of_tensors(call: Callable[[], object]) -> int:
@@ -45,32 +68,71 @@ def profiled(call: Callable[[], object]) -> tuple[int, list[Span]]:
     with profile(use_cpu=True, profile_memory=True) as events:
         call()
     assert events.kineto_results is not None
-    seen = sorted(events.kineto_results.events(), key=lambda event: int(event.start_ns()))
-    changes = [(event.start_ns(), event.nbytes()) for event in seen if event.name() == "[memory]"]
-    spans = []
-    for event in seen:
-        if event.name().startswith("ferrite graph_"):
-            inside = [bytes for at, bytes in changes if event.start_ns() <= at <= event.end_ns()]
-            spans.append(Span(event.name().split()[1], _most(inside)))
-    return _most([bytes for _, bytes in changes]), spans
+    changes, ranges = [], []
+    waiting = list(events.kineto_results.experimental_event_tree())
+    while waiting:
+        event = waiting.pop()
+        waiting += event.children
+        if event.tag == _EventType.Allocation:
+            changes.append(_Change(event.start_time_ns, event.extra_fields.ptr, event.extra_fields.alloc_size))
+        elif event.name.startswith(("ferrite graph_", "kernel_")) or _OPERATOR.match(event.name):
+            ranges.append(_Range(event.name, event.start_time_ns, event.end_time_ns))
+    changes.sort(key=lambda change: change.at)
+    ranges.sort(key=lambda range: range.start)
+    graphs = [range for range in ranges if range.name.startswith("ferrite graph_")]
+    return _most(changes), [_span(graph, changes, ranges) for graph in graphs]
 
 
-def _most(changes: Sequence[int]) -> int:
+_OPERATOR = re.compile(r"[a-z_0-9]+(\.\w+)+")  # a range of a step that is no kernel; torch's own are `aten::mm`
+
+
+def _span(graph: _Range, changes: Sequence[_Change], ranges: Sequence[_Range]) -> Span:
+    inside = _within(graph, changes)
+    steps = [step for step in ranges if graph.start < step.start and step.end <= graph.end]
+    own: dict[str, int] = {}
+    passing: set[_Change] = set()
+    for step in steps:
+        taken = _taken_and_given_back(_within(step, inside))
+        passing.update(taken)
+        if taken:
+            own[step.name] = max(own.get(step.name, 0), _most(taken))
+    rest = [change for change in inside if change not in passing]
+    return Span(graph.name.split()[1], _most(inside), _most(rest), own)
+
+
+def _within(range: _Range, changes: Sequence[_Change]) -> list[_Change]:
+    return [change for change in changes if range.start <= change.at <= range.end]
+
+
+def _taken_and_given_back(changes: Sequence[_Change]) -> list[_Change]:
+    """Of the changes during a step, both ends of what does not outlive it, in order."""
+    open_: dict[int, _Change] = {}
+    found: list[_Change] = []
+    for change in changes:
+        if change.bytes > 0:
+            open_[change.address] = change
+        elif change.address in open_:
+            found += [open_.pop(change.address), change]
+    return sorted(found, key=lambda change: change.at)
+
+
+def _most(changes: Sequence[_Change]) -> int:
     alive = most = 0
     for change in changes:
-        alive += change
+        alive += change.bytes
         most = max(most, alive)
     return most
 
 
 @dataclass(frozen=True)
 class GraphPeak:
-    """A call of a compiled graph: what tensors outside the block need at most, by its plan and measured. `is_known`: no
-    op runs in eager there, whose own needs no plan knows, and no other graph made its arguments: they may die in it."""
+    """A call of a compiled graph: what tensors outside the block need at most, by its plan and measured, and what was
+    measured of what steps took for themselves. `is_known`: no other graph made its arguments, which may die in it."""
 
     name: str
     plan: int | None
     measured: int
+    own: Mapping[str, int]
     is_known: bool
 
 
@@ -95,8 +157,7 @@ class Peak:
 
 def _beside_plan(span: Span, graph: GraphRecord, is_whole: bool) -> GraphPeak:
     plan = None if graph.peak_memory is None else graph.peak_memory - (graph.block_memory or 0)
-    is_ours = all(fallback.op in PRODUCTS | VIEWS for fallback in graph.fallbacks)
-    return GraphPeak(span.name, plan, span.bytes, plan is not None and is_whole and is_ours)
+    return GraphPeak(span.name, plan, span.without_own, span.own, plan is not None and is_whole)
 
 
 def steady_peak(entry: Entry, function: Callable[..., Any], module: nn.Module, inputs: Any, *, training: bool) -> Peak:

@@ -232,7 +232,11 @@ def _with_profiler_scope(body: Callable[[list[Any]], Any], make: Callable[[], _P
         if profiler._is_profiler_enabled:
             nonlocal profiled
             if profiled is None:
-                profiled = make()
+                torch.autograd._enable_record_function(False)  # that it is made is no part of the profile
+                try:
+                    profiled = make()
+                finally:
+                    torch.autograd._enable_record_function(True)
             with profiler.record_function(profiled.label):
                 return profiled.function(args)
         return body(args)

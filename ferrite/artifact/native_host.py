@@ -193,12 +193,13 @@ class _Assembler:
         read = {name for step in self.program.steps for name in _names_in(step)}
         for name in read - self.values.keys() - self.several.keys() - self.numbers.keys() - self.functions.keys():
             raise Unsupported(f"{name}, which is no tensor")
-        none = self.constant(id(None))
         for index, entry in enumerate(self.program.inputs):
             if entry.name in self.all.given:
                 self._take_number(index, self.all.given[entry.name])
                 continue
             if entry.name not in read:
+                if entry.saved or entry.donated:  # only the list has it
+                    self._take_out(index)
                 continue
             value = self.values[entry.name]
             thing, value.handle = self.slot(), self.slot()
@@ -208,10 +209,15 @@ class _Assembler:
                 borrowed, value.handle = value.handle, self.owned_slot()
                 value.is_owned = True
                 self.call("aoti_torch_new_tensor_handle", borrowed, _address(value.handle), checked=True)
-                self.call("Py_IncRef", none)
-                self.call("PyList_SetItem", machine.LIST, self.constant(index), none)
+                self._take_out(index)
         for name, tensor in self.constants.items():
             self.values[name].handle = self.constant(id(tensor) + BEHIND_HEADER)
+
+    def _take_out(self, index: int) -> None:
+        """The caller's list no longer has this argument."""
+        none = self.constant(id(None))
+        self.call("Py_IncRef", none)
+        self.call("PyList_SetItem", machine.LIST, self.constant(index), none)
 
     def _take_number(self, index: int, number: Index) -> None:
         if number in self.computed or not number.terms:

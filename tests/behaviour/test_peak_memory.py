@@ -59,6 +59,34 @@ def test_the_plan_says_what_is_measured(function: Callable[..., Any]) -> None:
     assert str(record).count(said) == 1
 
 
+def library_calls(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    """A convolution and attention, which give tensors of their own and need memory for themselves, and a sort."""
+    images = x.view(1, 16, 16, 16)
+    filters = w[:36].reshape(16, 16, 3, 3).contiguous()
+    y = F.conv2d(images, filters).relu()
+    q = (x @ w).view(1, 4, 64, 16)
+    attended = F.scaled_dot_product_attention(q, q, q * 2)
+    return y.sum((2, 3)), attended.sort(-1)[0].tanh()
+
+
+def test_what_libraries_make_is_in_the_plan_and_what_they_take_for_themselves_is_told_apart() -> None:
+    x, w = torch.randn(64, 64), torch.randn(64, 64)
+    compiled = torch.compile(library_calls, backend="ferrite", options=STRICT)
+    with torch.no_grad():
+        compiled(x, w)
+        _, (span,) = profiled(lambda: compiled(x, w))
+    record = ferrite.last_record()
+    assert record is not None
+    graph = record.phase("inference")
+    assert graph.peak_memory - graph.block_memory == span.without_own
+    assert span.without_own < span.bytes <= span.without_own + max(span.own.values())
+    takers = {step.split()[0] for step in span.own}
+    assert "aten.convolution.default" in takers
+    assert takers <= {
+        "aten.convolution.default", "aten._scaled_dot_product_flash_attention_for_cpu.default", "aten.sort.default"
+    }  # fmt: skip
+
+
 def test_sizes_that_change_have_no_plan_beforehand() -> None:
     torch.compile(chain, backend="ferrite", dynamic=True, options=STRICT)(torch.randn(6, 6), torch.randn(6, 6))
     record = ferrite.last_record()
@@ -113,3 +141,19 @@ def test_of_views_that_the_forward_saved_all_memory_goes_with_the_last() -> None
     _, (_, span) = profiled(step)
     graph = backward_graph()
     assert graph.peak_memory - graph.block_memory == span.bytes
+
+
+def test_a_saved_tensor_that_nobody_reads_goes_at_once() -> None:
+    """The statistics that a batch norm has updated are saved for its backward, which does not read them."""
+    module = torch.nn.Sequential(torch.nn.Conv2d(4, 64, 1), torch.nn.BatchNorm2d(64), torch.nn.ReLU())
+    compiled = torch.compile(module, backend="ferrite", options=STRICT)
+    x = torch.randn(2, 4, 2, 2)
+
+    def step() -> None:
+        module.zero_grad(set_to_none=True)
+        compiled(x).square().mean().backward()
+
+    step()
+    _, (_, span) = profiled(step)
+    graph = backward_graph()
+    assert graph.peak_memory - graph.block_memory == span.without_own
