@@ -31,8 +31,9 @@ from ferrite.artifact.key import fields_of_machine, settings_lines, show_options
 from ferrite.errors import Unsupported
 from ferrite.options import Options, from_environment, resolve
 
-# Machine code and PyTorch's own records mean nothing elsewhere, and host programs call what their own version has.
-_MUST_AGREE = ("cpu", "torch", "ferrite")
+# Machine code, how objects of Python lie in memory, and PyTorch's own records mean nothing elsewhere, and host programs
+# call what their own version has.
+_MUST_AGREE = ("cpu", "torch", "python", "ferrite")
 
 
 class Package(SerializableCallable):

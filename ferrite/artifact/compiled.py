@@ -18,9 +18,9 @@ import torch
 from torch._ops import OpOverload
 from torch.autograd import profiler
 
-from ferrite.artifact.check_inputs import checker
 from ferrite.artifact.constants import StoredTensor, load_tensor, store_tensors
 from ferrite.artifact.kernels import Code, Kernels, NativeKernel, Source, StoredProgram, kernels_of, program_of, text_of
+from ferrite.artifact.layout import Layout
 from ferrite.errors import Unsupported
 from ferrite.graph.names import resolve
 from ferrite.host import packed
@@ -28,6 +28,7 @@ from ferrite.host.check import check_program
 from ferrite.host.nodes import ALLOCATE, HostProgram
 from ferrite.host.python import PythonCode, emit, load
 from ferrite.host.text import show_program
+from ferrite.native import support
 
 RANGE = "torch._C._profiler._RecordFunctionFast"  # one in a profile, of the kind that the native form makes too
 
@@ -49,13 +50,16 @@ class Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class Parcel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A compiled graph outside of any process. `program` as `host.packed` writes it, without its kernels: these are
-    texts by name, which are read only when one fails."""
+    texts by name, which are read only when one fails. `layout`: of a program that runs natively, if sizes are known.
+    `support`: objects that all graphs share, by name."""
 
     program: Any
     kernels: dict[str, str]
     facts: Facts
     constants: dict[str, StoredTensor]
     code: Code | None
+    layout: Layout | None
+    support: dict[str, bytes]
 
 
 @dataclass
@@ -67,6 +71,8 @@ class CompiledGraph:
     facts: Facts
     stored: tuple[StoredProgram, ...] = ()  # the kernels, if the program is without them
     built: Code | None = None  # machine code of the kernels, once there is some
+    layout: Layout | None = None  # of the native program, once there is one
+    support: Mapping[str, bytes] = field(default_factory=dict, repr=False)  # what it was carried here with
     run: Callable[[list[Any]], Any] | None = field(init=False, default=None, repr=False)
     body: Callable[[list[Any]], Any] = field(init=False, repr=False)  # `run` without marks for a profiler
     check: Callable[[Any], None] | None = field(init=False, default=None, repr=False)
@@ -97,6 +103,7 @@ class CompiledGraph:
     def load(self) -> Callable[[list[Any]], Any]:
         """Link the program into this process; the second time gives the same function."""
         if self.run is None:
+            support.give(self.support)
             kernels = kernels_of(self.kernels, self.facts.executor, self.built)
             self.built, self.native = kernels.code, kernels.native
             self.refused = kernels.code.refused if kernels.code else {}
@@ -129,11 +136,11 @@ class CompiledGraph:
             if self.facts.device_types != ("cpu",):
                 raise Unsupported("tensors that are not on the CPU")
             functions = self._in_python(kernels, self.code) if self.program.functions else {}
-            made = assemble(self.program, self.constants, kernels, functions)
+            made = assemble(self.program, self.constants, kernels, functions, self.layout)
         except Unsupported as error:
             self.why_python = str(error)
             return None
-        self.peak, self.block, self._alive = made.peak, made.block, made.alive
+        self.peak, self.block, self._alive, self.layout = made.peak, made.block, made.alive, made.layout
         return made.function
 
     def _in_python(self, kernels: Kernels, code: PythonCode) -> Mapping[str, Callable[..., Any]]:
@@ -156,6 +163,8 @@ class CompiledGraph:
         """For whoever calls it directly: wrong arguments are an error, before anything is written. AOTAutograd behind
         Dynamo, whose guards have looked, calls what `load` gives."""
         if self.check is None:
+            from ferrite.artifact.check_inputs import checker  # Dynamo's guards have looked, as a rule
+
             self.check = checker(self.program, self.facts.device_types, self.facts.assumed)
         self.check(args)
         return self.load()(args)
@@ -172,6 +181,8 @@ class CompiledGraph:
             self.facts,
             store_tensors(self.constants),
             self.built,
+            self.layout,
+            support.held(),
         )
 
     @staticmethod
@@ -183,7 +194,7 @@ class CompiledGraph:
         check_program(program, _taken(parcel))
         if {constant.name for constant in program.constants} != constants.keys():
             raise ValueError("the constants are not those of the program")
-        return CompiledGraph(program, constants, parcel.facts, stored, parcel.code)
+        return CompiledGraph(program, constants, parcel.facts, stored, parcel.code, parcel.layout, parcel.support)
 
     def to_bytes(self) -> bytes:
         return msgspec.msgpack.encode(self.parcel())

@@ -18,7 +18,7 @@ import msgspec
 
 from ferrite.artifact.compiled import Parcel
 
-FORMAT = 2
+FORMAT = 3
 
 
 class Wrapping(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -40,7 +40,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     guards: str
     wrapping: Wrapping
     graphs: dict[str, Parcel]  # by phase: "inference", or "forward" and "backward"
-    objects: dict[str, tuple[str, ...]]  # by phase: the digests of what `Code.objects` holds
+    objects: dict[str, tuple[str, ...]]  # by phase: the digests of what `Code.objects` holds; and of `Parcel.support`
     records: bytes
     format: int = FORMAT
 
@@ -54,7 +54,10 @@ def encode(entry: Entry) -> tuple[bytes, dict[str, bytes]]:
         made = {hashlib.sha256(data).hexdigest(): data for data in parcel.code.objects} if parcel.code else {}
         objects |= made
         named[phase] = tuple(made)
-        graphs[phase] = _with_objects(parcel, ())
+        for name, data in parcel.support.items():
+            named[name] = (hashlib.sha256(data).hexdigest(),)
+            objects[named[name][0]] = data
+        graphs[phase] = _with_objects(parcel, (), dict.fromkeys(parcel.support, b""))
     return msgspec.msgpack.encode(msgspec.structs.replace(entry, graphs=graphs, objects=named)), objects
 
 
@@ -66,18 +69,27 @@ def decode(data: bytes, read_object: Callable[[str], bytes | None]) -> Entry:
         raise ValueError(f"it is no entry: {error}") from error
     if entry.format != FORMAT:
         raise ValueError(f"it is an entry of format {entry.format}, and this is {FORMAT}")
+    read = {name: tuple(_read(digest, read_object) for digest in digests) for name, digests in entry.objects.items()}
     graphs = {}
     for phase, parcel in entry.graphs.items():
-        objects = []
-        for name in entry.objects.get(phase, ()):
-            found = read_object(name)
-            if found is None:
-                raise LookupError(f"its object {name} is gone")
-            if hashlib.sha256(found).hexdigest() != name:
-                raise ValueError(f"object {name} is another one")
-            objects.append(found)
-        graphs[phase] = _with_objects(parcel, tuple(objects))
+        support = {name: _only(read.get(name, ())) for name in parcel.support}
+        graphs[phase] = _with_objects(parcel, read.get(phase, ()), support)
     return msgspec.structs.replace(entry, graphs=graphs)
+
+
+def _read(digest: str, read_object: Callable[[str], bytes | None]) -> bytes:
+    found = read_object(digest)
+    if found is None:
+        raise LookupError(f"its object {digest} is gone")
+    if hashlib.sha256(found).hexdigest() != digest:
+        raise ValueError(f"object {digest} is another one")
+    return found
+
+
+def _only(objects: tuple[bytes, ...]) -> bytes:
+    if len(objects) != 1:
+        raise ValueError("it is no entry: what graphs share is one object each")
+    return objects[0]
 
 
 def moved_lines(then: Sequence[str], now: Sequence[str]) -> dict[str, str] | None:
@@ -96,14 +108,18 @@ def moved_lines(then: Sequence[str], now: Sequence[str]) -> dict[str, str] | Non
 
 def objects_of(entry: Entry) -> dict[str, bytes]:
     """Those of a decoded entry, by digest."""
-    held = ((entry.objects[phase], parcel.code.objects) for phase, parcel in entry.graphs.items() if parcel.code)
-    return {name: data for names, objects in held for name, data in zip(names, objects, strict=True)}
+    found: dict[str, bytes] = {}
+    for phase, parcel in entry.graphs.items():
+        if parcel.code:
+            found |= zip(entry.objects[phase], parcel.code.objects, strict=True)
+        for name, data in parcel.support.items():
+            found |= zip(entry.objects[name], (data,), strict=True)
+    return found
 
 
-def _with_objects(parcel: Parcel, objects: tuple[bytes, ...]) -> Parcel:
-    if parcel.code is None:
-        return parcel
-    return msgspec.structs.replace(parcel, code=msgspec.structs.replace(parcel.code, objects=objects))
+def _with_objects(parcel: Parcel, objects: tuple[bytes, ...], support: dict[str, bytes]) -> Parcel:
+    code = parcel.code and msgspec.structs.replace(parcel.code, objects=objects)
+    return msgspec.structs.replace(parcel, code=code, support=support)
 
 
 class Bundle(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -113,7 +113,7 @@ def infer(program: HostProgram, constants: Mapping[str, Any]) -> Values:
     for step in program.steps:
         match step:
             case Call(target=target) if target == PART:
-                _take_part(step, values)
+                take_part(step, values)
             case Call():
                 walk.call(step)
             case Launch():
@@ -122,7 +122,8 @@ def infer(program: HostProgram, constants: Mapping[str, Any]) -> Values:
     return values
 
 
-def _take_part(call: Call, values: Values) -> None:
+def take_part(call: Call, values: Values) -> None:
+    """A part of several gets a name."""
     source, index = call.args
     if source.name in values.several and index in values.several[source.name].numbers:
         values.numbers[call.result] = values.several[source.name].numbers[index]

@@ -1,4 +1,7 @@
-"""Kernels as functions on tensors: what a host program calls when it launches one."""
+"""Kernels as functions on tensors: what a host program calls when it launches one.
+
+A process that finds all its kernels compiled neither writes nor reads a loop: what does is imported where that starts.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 import numpy
@@ -16,9 +19,9 @@ import torch
 
 from ferrite.errors import ToolFailed, Unsupported
 from ferrite.loops.index import ZERO, Atom, Index, Size, evaluate, index, product
-from ferrite.loops.nodes import Program
-from ferrite.loops.rewrite import can_raise
-from ferrite.loops.text import parse_program, show
+
+if TYPE_CHECKING:
+    from ferrite.loops.nodes import Program
 
 Kernel = Callable[..., None]
 
@@ -99,6 +102,8 @@ class StoredProgram:
 
     @cached_property
     def program(self) -> Program:
+        from ferrite.loops.text import parse_program
+
         return parse_program(self.text)
 
 
@@ -110,7 +115,11 @@ def program_of(source: Source) -> Program:
 
 
 def text_of(source: Source) -> str:
-    return source.text if isinstance(source, StoredProgram) else show(source)
+    if isinstance(source, StoredProgram):
+        return source.text
+    from ferrite.loops.text import show
+
+    return show(source)
 
 
 @dataclass(frozen=True)
@@ -154,17 +163,17 @@ def build_code(programs: Sequence[Program]) -> Code:
 
 def link(sources: Sequence[Source], code: Code) -> Kernels:
     """Code in this process. A program that native code refuses is run by the oracle."""
-    from ferrite.native import build, team
+    from ferrite.native import build, launch
 
     library = build.load(code.objects, code.kernels, build.library_addresses(code.externals))
-    launch = team.launch_address()
+    address = launch.launch_address()
     functions = {source.name: oracle_kernel(source) for source in sources}
     native = {}
     for source in sources:
         facts = code.kernels.get(source.name)
         if facts is not None:
             native[source.name] = NativeKernel(
-                launch,
+                address,
                 library.address(source.name),
                 source,
                 facts,
@@ -236,6 +245,8 @@ def _native_function(name: str, kernel: NativeKernel) -> Kernel:
 
 def _to_put_back(program: Program) -> tuple[int, ...]:
     """The parameters that the kernel writes in place, if it may stop in the middle of that."""
+    from ferrite.loops.rewrite import can_raise
+
     if not any(can_raise(nest) for nest in program.nests):
         return ()
     return tuple(n for n, parameter in enumerate(program.parameters) if parameter.role == "inout")

@@ -1,10 +1,11 @@
 """Host programs as words for the machine of `native/machine.py`: a call runs no Python between its kernels.
 
 `assemble` first asks what every value is (`host_values.py`), which refuses a program that has others than plain tensors
-and whole numbers. Then memory is planned: what kernels and products make for themselves lies in one block that is kept
-between calls, what the caller gets is a tensor of its own. Then instructions are written, and beside them those that
-clean up if one fails. A step without a door of its own is called in Python, from the machine: so are kernels without
-machine code or that may have to put back what they wrote, and operators that call functions, with these functions.
+and whole numbers, unless an earlier process kept that (`layout.py`). Then memory is planned, or was: what kernels and
+products make for themselves lies in one block that is kept between calls, what the caller gets is a tensor of its own.
+Then instructions are written, and beside them those that clean up if one fails. A step without a door of its own is
+called in Python, from the machine: so are kernels without machine code or that may have to put back what they wrote,
+and operators that call functions, with these functions.
 
 Sizes that change are polynomials over the numbers that the program is given; instructions compute them where they are
 first needed, each once.
@@ -35,7 +36,8 @@ from torch._ops import OpOverload
 from ferrite.artifact.dispatch import CPU, DTYPES, Form, Handle, Item, Items, Size, Some, Text, Word, bits_of, form_of
 from ferrite.artifact.host_values import PART, Shape, Value, filled, infer
 from ferrite.artifact.kernels import Kernels, NativeKernel, is_forked
-from ferrite.artifact.plan_memory import locals_of, plan
+from ferrite.artifact.layout import Layout, layout_of, plan_in, values_in
+from ferrite.artifact.plan_memory import Plan, locals_of, plan
 from ferrite.errors import ToolFailed, Unsupported
 from ferrite.graph.names import resolve
 from ferrite.host.memory import in_lines
@@ -79,6 +81,7 @@ class Assembled:
     alive: Sequence[Any]  # what the words point to: to be kept for as long as the function is
     block: int | None
     peak: int | None
+    layout: Layout | None  # for a process that assembles the same program again
 
 
 def assemble(
@@ -86,17 +89,19 @@ def assemble(
     constants: Mapping[str, Any],
     kernels: Kernels,
     functions: Mapping[str, Callable[..., Any]] | None = None,
+    layout: Layout | None = None,
     *,
     ranges: bool = False,
 ) -> Assembled:
-    """`functions`: those that operators call; `ranges`: whether steps are marked for a profiler. Raises `Unsupported`
-    if a step has no door."""
-    assembler = _Assembler(program, constants, kernels, functions or {}, ranges)
+    """`functions`: those that operators call; `layout`: if the program was assembled before; `ranges`: whether steps
+    are marked for a profiler. Raises `Unsupported` if a step has no door, `ValueError` if the layout is that of another
+    program."""
+    assembler = _Assembler(program, constants, kernels, functions or {}, layout, ranges)
     function = assembler.function()
     if assembler.plan.outside is None:
-        return Assembled(function, assembler.alive, None, None)
+        return Assembled(function, assembler.alive, None, None, None)
     block = assembler.plan.length.constant
-    return Assembled(function, assembler.alive, block, block + assembler.plan.outside)
+    return Assembled(function, assembler.alive, block, block + assembler.plan.outside, assembler.layout)
 
 
 class _Assembler:
@@ -106,14 +111,16 @@ class _Assembler:
         constants: Mapping[str, Any],
         kernels: Kernels,
         functions: Mapping[str, Callable[..., Any]],
+        layout: Layout | None,
         ranges: bool,
     ) -> None:
+        self.layout = layout
         self.ranges = ranges
         self.program = program
         self.constants = constants
         self.kernels = kernels
         self.functions = functions
-        self.all = infer(program, constants)
+        self.all = infer(program, constants) if layout is None else values_in(layout, program, constants)
         self.values, self.several, self.numbers = self.all.tensors, self.all.several, self.all.numbers
         self.template = [0] * len((machine.LIST, machine.FRAME, machine.FAILED, machine.THREAD))
         self.known: dict[Any, int] = {}  # constants and shapes -> slot
@@ -127,6 +134,7 @@ class _Assembler:
         self.sizes: dict[int, Index] = {}  # by place in the code: the size that is computed there
         self.take: tuple[int, int] = (-1, -1)  # place in the code, slot of the length
         self.alive: list[Any] = [constants, kernels]  # what the words point to
+        self.own: dict[int, list[Index]] = {}  # memory for locals, by the identity of the launch
         self.scratch = self.slot()
         self.range = self.slot()  # the one that is open, for a profiler
 
@@ -139,8 +147,13 @@ class _Assembler:
 
     def _own_memory(self, launch: Launch) -> list[Index]:
         """Where each local of a kernel starts in memory of its own, and how long that is."""
+        if id(launch) not in self.own:
+            self.own[id(launch)] = self._find_own_memory(launch)
+        return self.own[id(launch)]
+
+    def _find_own_memory(self, launch: Launch) -> list[Index]:
         kernel = self._code_of(launch)
-        if kernel is None:
+        if kernel is None or kernel.facts.locals == ():
             return [ZERO]
         known: dict[Atom, Index] = dict(zip(kernel.symbols, map(self.all.term, launch.sizes), strict=True))
         found = [ZERO]
@@ -148,10 +161,20 @@ class _Assembler:
             found.append(found[-1] + in_lines(substitute(length, known)))
         return found
 
+    def _plan(self) -> Plan:
+        def own_memory(launch: Launch) -> Index:
+            return self._own_memory(launch)[-1]
+
+        if self.layout is not None:
+            return plan_in(self.layout, self.program, self.all, own_memory)
+        found = plan(self.program, self.all, own_memory)
+        self.layout = layout_of(self.all, found)
+        return found
+
     # ---- second walk: instructions
 
     def function(self) -> Callable[[list[Any]], tuple[Any, ...]]:
-        self.plan = plan(self.program, self.all, lambda launch: self._own_memory(launch)[-1])
+        self.plan = self._plan()
         self.places = self.plan.places
         self.block = self.slot()
         self._take_inputs()
@@ -493,7 +516,7 @@ class _Assembler:
         start = machine.HEADER + len(self.template)
         header = [len(self.template), start, start + cleaner, result]
         words = [*header, *self.template, *self.code]
-        data = struct.pack(f"{len(words)}Q", *(word & 0xFFFFFFFFFFFFFFFF for word in words))
+        data = struct.pack(f"{len(words)}q", *words)
         return machine.python_function(self.program.name, _machine().address("ferrite_enter"), data)
 
     # ---- pieces
@@ -633,7 +656,7 @@ class _Assembler:
         """`operands`: slots whose content is passed, or `_address` of one."""
         assert len(operands) <= machine.MOST_INTEGERS
         address = function if isinstance(function, int) else _addresses()[function]
-        words = [operand.word if isinstance(operand, _address) else 2 * operand for operand in operands]
+        words = [2 * operand + (type(operand) is _address) for operand in operands]
         head = machine.CALL | len(operands) << 8 | len(floats) << 16 | int(checked) << 24
         self.code += [head, address, self.scratch if result is None else result, *words]
         self.code += [2 * slot for slot in floats]
@@ -653,10 +676,6 @@ class _Assembler:
 
 class _address(int):
     """A slot that is passed by its address."""
-
-    @property
-    def word(self) -> int:
-        return 2 * int(self) + 1
 
 
 @dataclass

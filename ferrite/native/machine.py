@@ -39,6 +39,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
+from ferrite.native import support
 from ferrite.native.build import Library, build, load
 from ferrite.native.target import host
 
@@ -64,7 +65,8 @@ EXPORTS = (
 def machine(imports: tuple[tuple[str, int], ...]) -> Library:
     """The functions above, with what they call from outside, by address."""
     target = host()
-    return load([build(machine_text(target.triple), target)], EXPORTS, dict(imports), lasting=True)
+    made = support.object_of(support.MACHINE, lambda: build(machine_text(target.triple), target))
+    return load([made], EXPORTS, dict(imports), lasting=True)
 
 
 def address_in_bytes() -> int:

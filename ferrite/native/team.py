@@ -3,7 +3,8 @@
     i64 ferrite_launch(ptr kernel, ptr buffers, ptr sizes, i32 threads)      0, or 1 if a check failed
 
 runs the trees of a kernel one after the other: all units of a tree, alone or each thread of a team an equal,
-consecutive part of them. It is made once in a process. A kernel is a table for it: the number of trees, then for each
+consecutive part of them. It is made once in a process (`launch.py`). A kernel is a table for it: the number of trees,
+then for each
 
     work      the function that does units
     plan      the function that finds the two numbers from sizes; null if they are here
@@ -13,20 +14,15 @@ consecutive part of them. It is made once in a process. A kernel is a table for 
 
 from __future__ import annotations
 
-import ctypes
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 
-from ferrite.errors import ToolFailed
 from ferrite.loops.dtypes import i32, i64
-from ferrite.native.build import Library, build, load
 from ferrite.native.builder import Builder, Type, Value, pointer, scalar
-from ferrite.native.target import Target, host
+from ferrite.native.launch import LAUNCH
+from ferrite.native.target import Target
 
-LAUNCH, PART = "ferrite_launch", "part_of_a_team"
+PART = "part_of_a_team"
 PARAMETERS = {"kernel": pointer, "buffers": pointer, "sizes": pointer, "threads": i32}
 PLAN_PARAMETERS = {"sizes": pointer, "numbers": pointer}
 I32: Type = scalar(i32)
@@ -54,18 +50,6 @@ def write_kernel(b: Builder, name: str, rows: Sequence[Row]) -> None:
 
 def _function(name: str) -> Value:
     return Value(scalar(pointer), (f"@{name}",))
-
-
-@cache
-def launch_address() -> int:
-    """Where `ferrite_launch` is in this process."""
-    return _launcher().address(LAUNCH)
-
-
-@cache
-def _launcher() -> Library:
-    target = host()
-    return load([build(launch_text(target), target)], [LAUNCH], _openmp(), lasting=True)
 
 
 def launch_text(target: Target) -> str:
@@ -116,14 +100,3 @@ def _write_part(b: Builder) -> None:
         high, _ = b.split(b.mul(units, b.add(thread, 1)), count)
         with b.if_(b.lt(low, high)):
             b.call(work.names[0], None, *rest, low, high)
-
-
-def _openmp() -> dict[str, int]:
-    """The entry points of the runtime that torch has loaded, so that both share one pool of threads."""
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        path = line.split(None, 5)[-1].strip()
-        if re.search(r"/lib(gomp|iomp5|omp)[-.\w]*\.so", path):
-            library = ctypes.CDLL(path)
-            names = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
-            return {name: ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in names}
-    raise ToolFailed("no OpenMP runtime", ran="a search of the libraries of this process")

@@ -19,7 +19,8 @@ import torch
 from ferrite.artifact.compiled import CompiledGraph
 from ferrite.native import build, elf, gdb, perf_map, target
 from ferrite.native.builder import Builder, Value, pointer, scalar
-from ferrite.native.team import LAUNCH, launch_text
+from ferrite.native.launch import LAUNCH
+from ferrite.native.team import launch_text
 from ferrite.report import trace
 from tests.behaviour.child import ROOT, run_python
 

@@ -19,14 +19,14 @@ from .programs import Program, function_of
 class Engine:
     """A way to run a program.
 
-    Native code starts a team of threads for large loops only. With `shares_all` it does for all, and in small parts.
+    Native code starts a team of threads, splits and tiles for large loops only. With `in_small` it does for small ones.
     With `both` every graph also runs in the other execution of its host program, and has to give the same bits.
     """
 
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
     threads: int = 1
-    shares_all: bool = False
+    in_small: bool = False
     both: bool = False
     backend: Any = "ferrite"
 
@@ -40,11 +40,11 @@ class Engine:
     @contextlib.contextmanager
     def compiling(self) -> Iterator[None]:
         """Around whatever makes code."""
-        from .loops import small_parts
+        from .loops import small_limits
 
         with contextlib.ExitStack() as stack:
-            if self.shares_all:
-                stack.enter_context(small_parts())
+            if self.in_small:
+                stack.enter_context(small_limits(0))
             if self.both:
                 stack.enter_context(both_hosts())
             yield
@@ -67,7 +67,7 @@ ENGINES = {
         Engine("native", NATIVE),
         Engine("oracle", NATIVE | {"executor": "oracle"}),
         Engine("plain", NATIVE | {"disable": ("schedule", "loops")}),
-        Engine("threads", NATIVE, threads=2, shares_all=True),
+        Engine("threads", NATIVE, threads=2, in_small=True),
         Engine("hosts", NATIVE, both=True),
     )
 }

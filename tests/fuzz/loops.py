@@ -382,17 +382,21 @@ class Way:
     def threads(self) -> tuple[int, ...]:
         return (1,) if self.small is None else (1, 2, 3)
 
-    @contextlib.contextmanager
-    def limits(self) -> Iterator[None]:
-        with contextlib.ExitStack() as stack:
-            for owner, name, values in SMALL_LIMITS if self.small is not None else ():
-                assert self.small is not None
-                stack.enter_context(mock.patch.object(owner, name, values[self.small % len(values)]))
-            yield
+    def limits(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if self.small is None else small_limits(self.small)
 
     def __str__(self) -> str:
         small = "" if self.small is None else f", small limits {self.small}"
         return f"{self.target.name}{small}{', not optimised' * (not self.optimised)}"
+
+
+@contextlib.contextmanager
+def small_limits(setting: int) -> Iterator[None]:
+    """What passes and emitter do with large loops they do with small ones."""
+    with contextlib.ExitStack() as stack:
+        for owner, name, values in SMALL_LIMITS:
+            stack.enter_context(mock.patch.object(owner, name, values[setting % len(values)]))
+        yield
 
 
 @cache

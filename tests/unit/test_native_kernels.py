@@ -17,7 +17,7 @@ from ferrite.loops.index import evaluate, free_sizes
 from ferrite.loops.nodes import Bits, Buffer, Program
 from ferrite.loops.rewrite import walk
 from ferrite.loops.text import parse_program
-from ferrite.native import build, team
+from ferrite.native import build, launch
 from ferrite.native.emit import emit
 from ferrite.native.target import Target, host, named, runs_here
 from tests.unit.loop_programs import programs, size_values
@@ -48,7 +48,7 @@ class Code:
     def _enter(self, library: build.Library) -> None:
         self.library = library
         kind = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32)
-        self.launch, self.address = kind(team.launch_address()), library.address(self.program.name)
+        self.launch, self.address = kind(launch.launch_address()), library.address(self.program.name)
 
     def __call__(
         self, sizes: dict[str, int], arrays: dict[str, Any], threads: int = 1, locals: list[Any] | None = None
