@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ferrite.errors import Malformed
 from ferrite.host.nodes import Call, Constant, Free, HostProgram, Input, Launch, Origin, Return, Step
-from ferrite.loops import text as loop_text
-from ferrite.loops.nodes import Program
 from ferrite.syntax import dotted, read, show, show_call
+
+if TYPE_CHECKING:
+    from ferrite.loops.nodes import Program
 
 MARKS = ("saved", "donated", "static")  # of an input, as they stand around its type: the last one outside
 
 
 def show_program(program: HostProgram) -> str:
-    parts = [f"@kernel\n{loop_text.show(kernel)}" for kernel in program.kernels]
+    parts = [f"@kernel\n{_loop_text().show(kernel)}" for kernel in program.kernels]
     parts += [show_program(function) for function in program.functions]
     if program.constants:
         parts.append("".join(f"{constant.name} = constant({constant.type})\n" for constant in program.constants))
     lines = [f"def {program.name}({', '.join(show_input(entry) for entry in program.inputs)}):"]
     lines += [f"    {show_step(step)}" for step in program.steps]
     return "\n".join([*parts, "\n".join(lines) + "\n"])
+
+
+def _loop_text() -> Any:
+    """Steps are printed by processes that find their kernels compiled and read none."""
+    from ferrite.loops import text
+
+    return text
 
 
 def show_input(entry: Input) -> str:
@@ -59,7 +67,7 @@ def parse_program(text: str) -> HostProgram:
         match statement:
             case ast.FunctionDef(decorator_list=[ast.Name(id="kernel")]):
                 own = "\n".join(lines[statement.lineno - 1 : statement.end_lineno]) + "\n"
-                kernels[statement.name] = loop_text.parse_program(own)
+                kernels[statement.name] = _loop_text().parse_program(own)
             case ast.FunctionDef():
                 outer = {function.name for function in functions} | {constant.name for constant in constants}
                 functions.append(_parse_function(statement, lines, outer, tuple(constants), kernels))

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from typing import TYPE_CHECKING
 
 import llvmlite
 import llvmlite.binding as llvm
 
-from ferrite.loops.dtypes import DType
+if TYPE_CHECKING:
+    from ferrite.loops.dtypes import DType
 
 # AVX-512 as every server core has had it since 2017: without one of these it is not used at all.
 AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd")

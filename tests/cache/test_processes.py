@@ -44,7 +44,7 @@ for needs_grad in (False, True):
     if needs_grad:
         result.square().sum().backward()
         values += [x.grad.numpy().tobytes().hex(), w.grad.numpy().tobytes().hex()]
-compilers = ("compilation", "pipeline", "schedule", "lower.graph", "graph.pre_grad")
+compilers = ("compilation", "pipeline", "schedule", "lower.graph", "graph.pre_grad", "native.builder", "loops.nodes")
 loaded = [name for name in compilers if f"ferrite.{name}" in sys.modules]
 told = {"outcomes": outcomes, "values": values, "started": started, "loaded": loaded}
 print(json.dumps(told | {"key": caching.latest().key}))
