@@ -360,6 +360,9 @@ def open_child(contender: Contender, plan: Plan, caches: Path) -> Iterator[Child
         **{name: str(caches / name.lower()) for name in CACHE_VARIABLES},
         "FERRITE_CACHE": "on",
     }
+    # An installed package has its bytecode; the sources here get theirs in the first start, as anybody's would. Without
+    # it a warm start compiles every module of Ferrite that it imports, and none of torch: 130 ms on one side only.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     if plan.threads is not None:
         environment.update({name: str(plan.threads) for name in THREAD_VARIABLES})
     environment.update(contender.environment)
