@@ -134,6 +134,7 @@ def compile_graph(
         program = rewrite(program, "host", HOST_PASSES, options, record)
         compiled = CompiledGraph(program, lowered.constants, facts_of(module, graph_id, phase, options, record))
         compiled.load()
+        record.decisions += compiled.decisions
         for name, why in compiled.refused.items():
             record.decisions.append(Decision("native", (name,), False, why))
             if options.strict:

@@ -21,6 +21,7 @@ from torch.autograd import profiler
 from ferrite.artifact.constants import StoredTensor, load_tensor, store_tensors
 from ferrite.artifact.kernels import Code, Kernels, NativeKernel, Source, StoredProgram, kernels_of, program_of, text_of
 from ferrite.artifact.layout import Layout
+from ferrite.decisions import Decision
 from ferrite.errors import Unsupported
 from ferrite.graph.names import resolve
 from ferrite.host import packed
@@ -77,6 +78,7 @@ class CompiledGraph:
     body: Callable[[list[Any]], Any] = field(init=False, repr=False)  # `run` without marks for a profiler
     check: Callable[[Any], None] | None = field(init=False, default=None, repr=False)
     native: dict[str, NativeKernel] = field(init=False, default_factory=dict, repr=False)  # once it is loaded
+    decisions: tuple[Decision, ...] = field(init=False, default=(), repr=False)  # on kernels, if made here
     refused: dict[str, str] = field(init=False, default_factory=dict)  # kernels without machine code, and why
     peak: int | None = field(init=False, default=None)  # bytes that a call needs at most, if memory was planned
     block: int | None = field(init=False, default=None)  # of them, those for inner buffers
@@ -105,7 +107,7 @@ class CompiledGraph:
         if self.run is None:
             support.give(self.support)
             kernels = kernels_of(self.kernels, self.facts.executor, self.built)
-            self.built, self.native = kernels.code, kernels.native
+            self.built, self.native, self.decisions = kernels.code, kernels.native, kernels.decisions
             self.refused = kernels.code.refused if kernels.code else {}
             body = self._native_body(kernels)
             if body is None:

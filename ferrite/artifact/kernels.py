@@ -9,7 +9,7 @@ import ctypes
 import os
 import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -17,6 +17,7 @@ import msgspec
 import numpy
 import torch
 
+from ferrite.decisions import Decision
 from ferrite.errors import ToolFailed, Unsupported
 from ferrite.loops.index import ZERO, Atom, Index, Size, evaluate, index, product
 
@@ -124,21 +125,26 @@ def text_of(source: Source) -> str:
 
 @dataclass(frozen=True)
 class Kernels:
-    """Every program as a function on its buffers and sizes. `native`: those with machine code, which is `code`."""
+    """Every program as a function on its buffers and sizes. `native`: those with machine code, which is `code`;
+    `decisions`: what was decided when it was made here."""
 
     functions: dict[str, Kernel]
     native: dict[str, NativeKernel] = field(default_factory=dict)
     code: Code | None = None
+    decisions: tuple[Decision, ...] = ()
 
 
 def kernels_of(sources: Sequence[Source], executor: str, code: Code | None = None) -> Kernels:
     """The kernels of a graph; `code`: what was built for them before, here or in another process."""
     if executor == "native" and sources:
-        return link(sources, code or build_code([program_of(source) for source in sources]))
+        decisions: tuple[Decision, ...] = ()
+        if code is None:
+            code, decisions = build_code([program_of(source) for source in sources])
+        return replace(link(sources, code), decisions=decisions)
     return Kernels({source.name: oracle_kernel(source) for source in sources})
 
 
-def build_code(programs: Sequence[Program]) -> Code:
+def build_code(programs: Sequence[Program]) -> tuple[Code, tuple[Decision, ...]]:
     """Machine code, of as many modules as threads make objects at once: each kernel is in one of them."""
     from ferrite.native import build, emit, target  # LLVM is loaded by the first graph that has kernels
 
@@ -153,12 +159,13 @@ def build_code(programs: Sequence[Program]) -> Code:
 
     objects = build.build_all(texts(), host, workers)
     spared = {name: those for module in modules for name, those in module.spared.items()}
-    return Code(
+    code = Code(
         tuple(objects),
         {program.name: _facts(program, spared[program.name]) for program in programs if program.name in spared},
         tuple(sorted({name for module in modules for name in module.externals})),
         {name: why for module in modules for name, why in module.refused.items()},
     )
+    return code, tuple(decision for module in modules for decision in module.decisions)
 
 
 def link(sources: Sequence[Source], code: Code) -> Kernels:

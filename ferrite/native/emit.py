@@ -13,9 +13,10 @@ the trees is made once in a process, not with each kernel. (A function for that 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from ferrite.decisions import Decision
 from ferrite.errors import Unsupported
 from ferrite.loops.access import accesses, read_by, written_by
 from ferrite.loops.dtypes import f32, i64
@@ -64,19 +65,22 @@ class Emitted:
     refused: dict[str, str]
     externals: tuple[str, ...]
     spared: dict[str, frozenset[str]]
+    decisions: tuple[Decision, ...]
 
 
 def emit(programs: Sequence[Program], target: Target) -> Emitted:
     """One module for all programs; one with something that native code cannot do yet is left out."""
     b = Builder(target)
     names, refused, spared = [], {}, {}
+    decisions: list[Decision] = []
     for program in programs:
         try:
-            spared[program.name] = _emit_one(b, program)
+            spared[program.name], decided = _emit_one(b, program)
             names.append(program.name)
+            decisions += decided
         except Unsupported as refusal:
             refused[program.name] = refusal.title
-    return Emitted(b.text(), tuple(names), refused, tuple(b.externals), spared)
+    return Emitted(b.text(), tuple(names), refused, tuple(b.externals), spared, tuple(decisions))
 
 
 def show_loops(program: Program) -> str:
@@ -84,13 +88,15 @@ def show_loops(program: Program) -> str:
     return arrange(program).text()
 
 
-def _emit_one(b: Builder, program: Program) -> frozenset[str]:
+def _emit_one(b: Builder, program: Program) -> tuple[frozenset[str], list[Decision]]:
+    """The locals that need no memory, and how loops, lanes and threads were chosen."""
     arrangement = arrange(program)
     works = [_Work(b, program, n, loop, arrangement) for n, loop in enumerate(arrangement.loops)]
     for work in works:
         work.write()
     write_kernel(b, program.name, [work.row() for work in works])
-    return frozenset(buffer.name for buffer in arrangement.registers | arrangement.rows)
+    decisions = [*arrangement.decisions, *(each for work in works for each in work.decisions())]
+    return frozenset(buffer.name for buffer in arrangement.registers | arrangement.rows), decisions
 
 
 class _Work:
@@ -100,15 +106,17 @@ class _Work:
         self.b, self.program, self.loop = b, program, loop
         self.registers, self.rows = arrangement.registers, arrangement.rows
         self.name = f"{program.name}_{number}"
+        self.shapes: dict[Loop, Shape] = {}
         self.statements = [*loop.statements()]
         self.shape = self._shape(loop)
         self.shared = self._shared_axes()
 
-    @staticmethod
-    def _shape(loop: Loop) -> Shape:
+    def _shape(self, loop: Loop) -> Shape:
         """Only a loop without loops inside runs in lanes."""
-        body = [part for part in loop.body if not isinstance(part, Loop)]
-        return shape_of(loop.axes, body) if loop.is_leaf else Shape(loop.axes, None, 1, 1)
+        if loop not in self.shapes:
+            body = [part for part in loop.body if not isinstance(part, Loop)]
+            self.shapes[loop] = shape_of(loop.axes, body) if loop.is_leaf else Shape(loop.axes, None, 1, 1)
+        return self.shapes[loop]
 
     def _shared_axes(self) -> tuple[Axis, ...]:
         """The outer loops that threads share: the first ones whose points write to different places, until there are
@@ -137,9 +145,7 @@ class _Work:
 
     def row(self) -> Row:
         """The numbers themselves, or a function that finds them from sizes."""
-        elements = product(axis.extent for axis in self.loop.axes)
-        # A reduction of nothing is something to do.
-        units, parts = self._units(), floordiv(elements * maximum(self._inner_work(), 1) + (GRAIN - 1), GRAIN)
+        units, parts = self._units(), self._parts()
         if not units.terms and not parts.terms:
             return Row(self.name, units.constant, parts.constant)
         b, plan = self.b, f"{self.name}_plan"
@@ -155,6 +161,11 @@ class _Work:
             return floordiv(self.shape.vector.extent + (self.stretch - 1), self.stretch)
         return product(axis.extent for axis in self.shared)
 
+    def _parts(self) -> Index:
+        """How many threads have enough to do. A reduction of nothing is something to do."""
+        elements = product(axis.extent for axis in self.loop.axes)
+        return floordiv(elements * maximum(self._inner_work(), 1) + (GRAIN - 1), GRAIN)
+
     def _inner_work(self) -> Index:
         """Elements that one point of the outer loops touches, by its longest reduction, scan or inner loop."""
         inner = [reduction.axes for statement in self.statements for reduction in reductions_in(statement)]
@@ -168,6 +179,32 @@ class _Work:
             if longest is constant(1) or known_nonnegative(extent - longest):
                 longest = extent
         return longest
+
+    # ---- what was decided
+
+    def decisions(self) -> Iterator[Decision]:
+        """On the lanes of each loop that has no loop inside, and on the threads of all."""
+        for loop, shape in self.shapes.items():
+            if loop.is_leaf and loop.axes:
+                where = self.program.name, _last_written(loop)
+                yield Decision("lanes", where, shape.vector is not None, self._about_lanes(loop, shape))
+        units, parts = self._units(), self._parts()
+        where = self.program.name, _last_written(self.loop)
+        if units.terms or parts.terms:
+            yield Decision("threads", where, True, "the sizes of a call say how many have enough to do")
+        elif units.constant > 1 and parts.constant > 1:
+            yield Decision("threads", where, True, f"{units} units of work, and enough of it for {parts}")
+        else:
+            few = "one unit of work" if units.constant <= 1 else f"less work than {GRAIN:,} elements"
+            yield Decision("threads", where, False, few)
+
+    def _about_lanes(self, loop: Loop, shape: Shape) -> str:
+        if shape.vector is None:
+            body = [*loop.statements()]
+            meet = not any(are_independent(body, axis) for axis in loop.axes)
+            return "points of every loop may meet" if meet else "what is combined in it goes along memory by itself"
+        along = f"{shape.lanes(self.b.target.vector_bytes)} along {shape.vector.name}, {shape.ways} vectors at once"
+        return f"{along}; what lies across is turned in squares" if shape.turned else along
 
     # ---- the work
 
@@ -401,6 +438,11 @@ def _forget(scope: Scope, buffers: set[Buffer]) -> None:
         for key in stale:
             del here.known[key]
         here = here.parent
+
+
+def _last_written(loop: Loop) -> str:
+    names = [buffer.name for statement in loop.statements() for buffer in written_by(statement)]
+    return names[-1] if names else "nothing"
 
 
 def _by_name(buffer: Buffer) -> str:

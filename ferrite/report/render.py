@@ -10,6 +10,8 @@ from rich.table import Table
 
 from ferrite.report.record import GraphRecord, Record
 
+MOST_SUBJECTS = 3  # of decisions that are alike
+
 
 def render(record: Record, width: int = 100) -> str:
     """Plain text, the same for the same record but for the times in it."""
@@ -71,7 +73,12 @@ def decision_table(entry: GraphRecord) -> Table:
     table = Table(title="decisions", title_justify="left")
     for column in ("what", "on", "taken", "reason", "times"):
         table.add_column(column)
-    for decision, times in Counter(entry.decisions).items():
-        taken = "yes" if decision.taken else "no"
-        table.add_row(decision.what, ", ".join(decision.subjects), taken, decision.reason, str(times))
+    alike: dict[tuple[str, bool, str], Counter[str]] = {}
+    for decision in entry.decisions:
+        found = alike.setdefault((decision.what, decision.taken, decision.reason), Counter())
+        found[", ".join(decision.subjects)] += 1
+    for (what, taken, reason), found in alike.items():
+        shown = [*found][:MOST_SUBJECTS]
+        shown += [f"and {len(found) - MOST_SUBJECTS} more"] if len(found) > MOST_SUBJECTS else []
+        table.add_row(what, "; ".join(shown), "yes" if taken else "no", reason, str(found.total()))
     return table

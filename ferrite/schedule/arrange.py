@@ -15,15 +15,16 @@ everything runs in the order of the program. Points of an axis that statements c
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from ferrite.decisions import Decision
 from ferrite.loops.access import Access, accesses, axis_at, written_by
 from ferrite.loops.index import Axis, Index, constant, free_axes, holds_data, known_equal, of_atom, product
 from ferrite.loops.nodes import Apply, Buffer, Load, Nest, Program, Reduce, Statement, Store
 from ferrite.loops.passes.merge_axes import Joins, merged, merged_in_reductions
 from ferrite.loops.rewrite import fresh_name, names_in, replace_buffers, substitute_axes, walk
 from ferrite.loops.text import show
-from ferrite.schedule.decided import Refusal
+from ferrite.schedule.decided import Refusal, box, on, refused
 from ferrite.schedule.shape import are_independent, best_axis, places_of, reductions_in
 
 MOST_STATEMENTS = 24  # of one tree: more of them need more registers and more time to compile
@@ -58,11 +59,13 @@ class Loop:
 @dataclass(frozen=True)
 class Arrangement:
     """Trees of loops, which run one after the other. `registers`: locals that need no memory. `rows`: locals of which
-    one row is kept, at the same place for all points of the outer loops; each stands for the program's of its name."""
+    one row is kept, at the same place for all points of the outer loops; each stands for the program's of its name.
+    `decisions`: for each nest but the first, whether it shares the loops of those before it."""
 
     loops: tuple[Loop, ...]
     registers: frozenset[Buffer]
     rows: frozenset[Buffer] = frozenset()
+    decisions: tuple[Decision, ...] = ()
 
     def text(self) -> str:
         lines = [f"{buffer.name} = register({buffer.dtype.name})" for buffer in sorted(self.registers, key=_by_name)]
@@ -74,17 +77,22 @@ class Arrangement:
 
 def arrange(program: Program) -> Arrangement:
     """Join each nest to the tree before it, if it can be; then give neighbouring axes that run as one to one loop."""
-    loops: list[Loop] = []
-    for nest in program.nests:
-        joined = join(loops[-1], nest) if loops else Refusal("the first")
+    loops = [Loop(nest.axes, nest.body) for nest in program.nests[:1]]
+    decisions: list[Decision] = []
+    for nest in program.nests[1:]:
+        joined = join(loops[-1], nest)
         if isinstance(joined, Loop):
             loops[-1] = joined
+            reason = f"with what stands before it, over {box(joined.axes)}"
+            decisions.append(Decision("share loops", on(program, nest), True, reason))
         else:
             loops.append(Loop(nest.axes, nest.body))
+            decisions.append(refused("share loops", on(program, nest), joined))
     joins = Joins(frozenset(names_in(program)))
     whole = tuple(_with_merged_axes(loop, joins) for loop in loops)
     registers = registers_in(whole, program.locals)
-    return with_rows(Arrangement(whole, registers), [each for each in program.locals if each not in registers])
+    trees = Arrangement(whole, registers, decisions=tuple(decisions))
+    return with_rows(trees, [each for each in program.locals if each not in registers])
 
 
 # ---- joining
@@ -361,7 +369,7 @@ def with_rows(arrangement: Arrangement, local_buffers: Sequence[Buffer]) -> Arra
             loops[users[0]] = _with_buffer(loops[users[0]], buffer, row)
             held[users[0]] += size
             rows.append(row)
-    return Arrangement(tuple(loops), arrangement.registers, frozenset(rows))
+    return replace(arrangement, loops=tuple(loops), rows=frozenset(rows))
 
 
 def _row_of(buffer: Buffer, loop: Loop) -> Buffer | None:

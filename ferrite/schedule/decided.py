@@ -7,10 +7,12 @@ for, and a reason spoke against it. Kernels that have nothing of that form say n
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ferrite.decisions import Decision
 from ferrite.loops.access import written_by
+from ferrite.loops.index import Axis
 from ferrite.loops.nodes import Nest, Program
 
 
@@ -29,6 +31,11 @@ class Decided:
 
     program: Program
     decisions: tuple[Decision, ...] = ()
+
+
+def box(axes: Iterable[Axis]) -> str:
+    """Loops as the text of a program has them."""
+    return f"box({', '.join(str(axis.extent) for axis in axes)})"
 
 
 def on(program: Program, nest: Nest) -> tuple[str, str]:

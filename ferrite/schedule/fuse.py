@@ -22,7 +22,7 @@ from ferrite.loops.rewrite import can_raise, replace_buffers
 from ferrite.schedule.alive import SLACK, Alive
 from ferrite.schedule.arrange import Loop, join
 from ferrite.schedule.cost import saved_by_joining
-from ferrite.schedule.decided import Refusal, refused
+from ferrite.schedule.decided import Refusal, box, refused
 from ferrite.schedule.run_early import run_early
 from ferrite.syntax import refs
 
@@ -180,7 +180,7 @@ class _Fusion:
                 reason = f"{loop}; it would save {saved:,} bytes" if saved else str(loop)
                 self.decisions.append(refused("fuse", subjects, reason))
                 continue
-            reason = f"they share loops over {_box(loop)}" + (f", which saves {saved:,} bytes" if saved else "")
+            reason = f"they share loops over {box(loop.axes)}" + (f", which saves {saved:,} bytes" if saved else "")
             self.decisions.append(Decision("fuse", subjects, True, reason))
             group.loop = loop
             group.parts.append(part)
@@ -349,7 +349,3 @@ def _one_loop(nests: tuple[Nest, ...]) -> Loop | None:
 
 def _name(part: _Part) -> str:
     return part.written[-1].name if part.written else part.launch.kernel
-
-
-def _box(loop: Loop) -> str:
-    return f"box({', '.join(str(axis.extent) for axis in loop.axes)})"

@@ -21,7 +21,7 @@ from ferrite.loops.nodes import Nest, Program
 from ferrite.loops.passes.merge_axes import places_in
 from ferrite.loops.rewrite import fresh_name, names_in, substitute_axes, walk
 from ferrite.schedule.cut_at_guards import stands_alone
-from ferrite.schedule.decided import Decided, Refusal, on, refused
+from ferrite.schedule.decided import Decided, Refusal, box, on, refused
 from ferrite.schedule.shape import best_axis, places_of
 
 SHORTEST = 16  # elements of the inner axis: some vectors
@@ -35,8 +35,7 @@ def split_axes(program: Program, shortest: int = SHORTEST) -> Decided:
         split = _split(nest, program, shortest) if _divides(nest) else None
         nests.append(split if isinstance(split, Nest) else nest)
         if isinstance(split, Nest):
-            box = ", ".join(str(axis.extent) for axis in split.axes)
-            reason = f"what divided it runs along the loops of box({box})"
+            reason = f"what divided it runs along the loops of {box(split.axes)}"
             decisions.append(Decision("split axis", on(program, nest), True, reason))
         elif split is not None:
             decisions.append(refused("split axis", on(program, nest), split))

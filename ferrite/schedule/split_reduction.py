@@ -81,7 +81,7 @@ from ferrite.loops.rewrite import (
     walk,
 )
 from ferrite.loops.shapes import contiguous_strides
-from ferrite.schedule.decided import Decided, Refusal, on, refused
+from ferrite.schedule.decided import Decided, Refusal, box, on, refused
 from ferrite.schedule.shape import best_axis, loads_in
 
 STRETCH = 4096  # columns that the emitter gives to one thread at a time
@@ -204,7 +204,7 @@ def _in_parts(node: Reduce, cut: Cut) -> str:
 
 def box_of(node: Reduce) -> str:
     """A reduction by its name and size, for people."""
-    return f"{node.operation} over box({', '.join(str(axis.extent) for axis in node.axes)})"
+    return f"{node.operation} over {box(node.axes)}"
 
 
 def movable_reductions(nest: Nest) -> list[Reduce]:

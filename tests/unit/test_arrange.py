@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ferrite.loops.text import parse_program
+from ferrite.native.emit import emit
 from ferrite.schedule.arrange import Loop, arrange, join
+from tests.unit.targets import TARGETS
 
 
 def arranged(text: str) -> str:
@@ -196,3 +198,52 @@ def program(x: f32[64, 32], y: out(f32[64, 32])):
         "    for i_1 in box(32):",
         "        y[i, i_1] = x[i, i_1] * s[i]",
     ]
+
+
+def decided(text: str, number: int = 0) -> list[str]:
+    """What is decided on the loops, lanes and threads of a kernel when its code is written."""
+    program = parse_program(text)
+    told = emit([program], TARGETS[number]).decisions
+    assert all(decision.subjects[0] == program.name for decision in told)
+    return [f"{each.what} {each.subjects[1]}: {'yes' if each.taken else 'no'}, {each.reason}" for each in told]
+
+
+def test_what_is_decided_when_code_is_written() -> None:
+    width = TARGETS[0].vector_bytes // 4
+    assert decided("""
+def program(x: f32[512, 768], y: out(f32[512, 768])):
+    m = local(f32[512])
+    for i in box(512):
+        m[i] = sum(x[i, k] for k in box(768))
+    for i, j in box(512, 768):
+        y[i, j] = x[i, j] - m[i]
+""") == [
+        "share loops y: yes, with what stands before it, over box(512)",
+        f"lanes y: yes, {width} along j, 2 vectors at once",
+        "threads y: yes, 512 units of work, and enough of it for 12",
+    ]
+
+
+def test_why_there_are_no_lanes_and_no_threads() -> None:
+    assert decided("""
+def program(x: f32[8, 64], t: i64[8], y: out(f32[8]), z: inout(f32[4])):
+    for i in box(8):
+        y[i] = sum(x[i, k] for k in box(64))
+    for i in box(8):
+        z[at(t[i], 0, 3)] += x[i, 0]
+""") == [
+        "share loops z: no, no loop of theirs touches the same places at the same time",
+        "lanes y: no, what is combined in it goes along memory by itself",
+        "threads y: no, less work than 32,768 elements",
+        "lanes z: no, points of every loop may meet",
+        "threads z: no, one unit of work",
+    ]
+
+
+def test_sizes_of_a_call_decide_on_threads() -> None:
+    told = decided("""
+def program(s0: size(1, 100000), x: f32[s0], y: out(f32[s0])):
+    for i in box(s0):
+        y[i] = exp(x[i])
+""")
+    assert told[-1] == "threads y: yes, the sizes of a call say how many have enough to do"

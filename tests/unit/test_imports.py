@@ -23,8 +23,8 @@ ARROWS: dict[str, set[str]] = {
     "host": {"decisions", "errors", "syntax", "loops"},
     "lower": {"decisions", "errors", "syntax", "graph", "host", "loops"},
     "schedule": {"decisions", "errors", "syntax", "host", "loops", "step_cost"},
-    "native": {"errors", "loops", "schedule"},
-    "artifact": {"errors", "graph", "host", "loops", "native", "syntax"},
+    "native": {"decisions", "errors", "loops", "schedule"},
+    "artifact": {"decisions", "errors", "graph", "host", "loops", "native", "syntax"},
     "report": {"artifact", "decisions", "graph", "options", "step_cost"},
     "registry": {"extension"},  # for the type of what it holds
     "failure": set(),
