@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from ferrite.decisions import Decision
 from ferrite.errors import Unsupported
@@ -145,7 +146,7 @@ class _Work:
 
     def row(self) -> Row:
         """The numbers themselves, or a function that finds them from sizes."""
-        units, parts = self._units(), self._parts()
+        units, parts = self.units, self.parts
         if not units.terms and not parts.terms:
             return Row(self.name, units.constant, parts.constant)
         b, plan = self.b, f"{self.name}_plan"
@@ -155,13 +156,15 @@ class _Work:
                 b.store(evaluator.scalar_index(number, scope), numbers, place)
         return Row(self.name, plan=plan)
 
-    def _units(self) -> Index:
+    @cached_property
+    def units(self) -> Index:
         if self.in_stretches:
             assert self.shape.vector is not None
             return floordiv(self.shape.vector.extent + (self.stretch - 1), self.stretch)
         return product(axis.extent for axis in self.shared)
 
-    def _parts(self) -> Index:
+    @cached_property
+    def parts(self) -> Index:
         """How many threads have enough to do. A reduction of nothing is something to do."""
         elements = product(axis.extent for axis in self.loop.axes)
         return floordiv(elements * maximum(self._inner_work(), 1) + (GRAIN - 1), GRAIN)
@@ -188,7 +191,7 @@ class _Work:
             if loop.is_leaf and loop.axes:
                 where = self.program.name, _last_written(loop)
                 yield Decision("lanes", where, shape.vector is not None, self._about_lanes(loop, shape))
-        units, parts = self._units(), self._parts()
+        units, parts = self.units, self.parts
         where = self.program.name, _last_written(self.loop)
         if units.terms or parts.terms:
             yield Decision("threads", where, True, "the sizes of a call say how many have enough to do")
@@ -245,7 +248,7 @@ class _Work:
             return
         assert self.shape.vector is not None
         scope, span = Scope(), None
-        if self._units() is not ONE:  # else all of it is one range, whose ends are known
+        if self.units is not ONE:  # else all of it is one range, whose ends are known
             extent = self.evaluator.scalar_index(self.shape.vector.extent, scope)
             span = b.mul(low, self.stretch), b.minimum(b.mul(high, self.stretch), extent)
         self._around(self.loop, self.shape, list(self.shape.outer), scope, span)
