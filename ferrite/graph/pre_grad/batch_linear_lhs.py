@@ -7,7 +7,7 @@
 Queries, keys and values, or gate and up: the input is read once, and one larger product keeps all cores busy. The input
 may have any rank, and sizes in front that vary. A part has the strides of the whole: where an output or an op would see
 them, it is copied. The weights are put together in every call, since nothing here knows them to be frozen. Measured by
-`python -m bench.pre_grad` on two cores (medians of 9 rounds): 1.06x, with quartiles of 0.96 and 1.13; so it runs only
+`python -m bench.pre_grad` on two cores (two runs of 9 rounds): 0.94x and 1.00x, in earlier ones 1.06x; so it runs only
 if it is asked for.
 """
 

@@ -12,8 +12,8 @@ graph of Dynamo's the parameters are inputs, which may be others in the next cal
 there. Whoever knows them to be frozen must make them attributes first, or leave the fold to the constants that are
 found after autograd. Attributes, too, are constant only to somebody who no longer trains: it runs only if it is asked
 for. The pass is to be on where a graph is frozen; there is no option that freezes one, so by default it is off, and an
-option that comes must ask for it. Measured by `python -m bench.pre_grad` on two cores (medians of 9 rounds): 1.02x,
-since the batch norm is one pass over memory that the cache still holds.
+option that comes must ask for it. Measured by `python -m bench.pre_grad` on two cores (two runs of 9 rounds): 0.99x and
+1.03x, since the batch norm is one pass over memory that the cache still holds.
 """
 
 from __future__ import annotations
