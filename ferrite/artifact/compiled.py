@@ -8,7 +8,9 @@ pickled code).
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -238,18 +240,18 @@ class _Profiled:
 
 
 def _with_profiler_scope(body: Callable[[list[Any]], Any], make: Callable[[], _Profiled]) -> Callable[[list[Any]], Any]:
-    """Calls `body`, or what `make` gives while a profiler looks."""
+    """Calls `body`, or what `make` gives while a profiler looks. That is made once, in a thread of its own: neither the
+    profile nor the modes of the caller have to do with it."""
     profiled: _Profiled | None = None
+    making = threading.Lock()
 
     def run(args: list[Any]) -> Any:
         if profiler._is_profiler_enabled:
             nonlocal profiled
-            if profiled is None:
-                torch.autograd._enable_record_function(False)  # that it is made is no part of the profile
-                try:
-                    profiled = make()
-                finally:
-                    torch.autograd._enable_record_function(True)
+            with making:
+                if profiled is None:
+                    with ThreadPoolExecutor(1) as other:
+                        profiled = other.submit(make).result()
             with profiler.record_function(profiled.label):
                 return profiled.function(args)
         return body(args)

@@ -47,6 +47,7 @@ from ferrite.native.stream import streamed_in
 from ferrite.native.target import Target
 from ferrite.native.team import PLAN_PARAMETERS, Row, write_kernel
 from ferrite.schedule.arrange import Arrangement, Loop, arrange, row_length
+from ferrite.schedule.decided import on
 from ferrite.schedule.shape import Shape, are_independent, is_large, reductions_in, shape_of
 
 STRETCH = 4096  # elements of a tree with one loop that make a unit
@@ -189,10 +190,10 @@ class _Work:
         """On the lanes of each loop that has no loop inside, and on the threads of all."""
         for loop, shape in self.shapes.items():
             if loop.is_leaf and loop.axes:
-                where = self.program.name, _last_written(loop)
+                where = on(self.program, loop.statements())
                 yield Decision("lanes", where, shape.vector is not None, self._about_lanes(loop, shape))
         units, parts = self.units, self.parts
-        where = self.program.name, _last_written(self.loop)
+        where = on(self.program, self.statements)
         if units.terms or parts.terms:
             yield Decision("threads", where, True, "the sizes of a call say how many have enough to do")
         elif units.constant > 1 and parts.constant > 1:
@@ -441,11 +442,6 @@ def _forget(scope: Scope, buffers: set[Buffer]) -> None:
         for key in stale:
             del here.known[key]
         here = here.parent
-
-
-def _last_written(loop: Loop) -> str:
-    names = [buffer.name for statement in loop.statements() for buffer in written_by(statement)]
-    return names[-1] if names else "nothing"
 
 
 def _by_name(buffer: Buffer) -> str:

@@ -23,7 +23,7 @@ def launch_address() -> int:
 
 @cache
 def _launcher() -> Library:
-    return load([support.object_of(support.LAUNCHER, _build)], [LAUNCH], _openmp(), lasting=True)
+    return support.loaded(support.LAUNCHER, _build, lambda made: load([made], [LAUNCH], _openmp(), lasting=True))
 
 
 def _build() -> bytes:

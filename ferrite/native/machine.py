@@ -65,8 +65,11 @@ EXPORTS = (
 def machine(imports: tuple[tuple[str, int], ...]) -> Library:
     """The functions above, with what they call from outside, by address."""
     target = host()
-    made = support.object_of(support.MACHINE, lambda: build(machine_text(target.triple), target))
-    return load([made], EXPORTS, dict(imports), lasting=True)
+    return support.loaded(
+        support.MACHINE,
+        lambda: build(machine_text(target.triple), target),
+        lambda made: load([made], EXPORTS, dict(imports), lasting=True),
+    )
 
 
 def address_in_bytes() -> int:

@@ -9,6 +9,12 @@ and on the processor, all of which the key of an entry names. The first one that
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from ferrite.errors import ToolFailed
+
+if TYPE_CHECKING:
+    from ferrite.native.build import Library  # a process that has no kernels loads no LLVM
 
 LAUNCHER, MACHINE = "launcher", "machine"
 NAMES = (LAUNCHER, MACHINE)
@@ -16,15 +22,21 @@ NAMES = (LAUNCHER, MACHINE)
 _objects: dict[str, bytes] = {}
 
 
-def object_of(name: str, make: Callable[[], bytes]) -> bytes:
+def loaded(name: str, make: Callable[[], bytes], load: Callable[[bytes], Library]) -> Library:
+    """What was given or made, in memory. An object that does not load is forgotten: whoever carried it fails, and the
+    next one makes it anew."""
     if name not in _objects:
         _objects[name] = make()
-    return _objects[name]
+    try:
+        return load(_objects[name])
+    except ToolFailed:
+        del _objects[name]
+        raise
 
 
 def give(objects: Mapping[str, bytes]) -> None:
-    """What a graph carried that was compiled with the same sources for the same machine. Raises `ValueError` for
-    anything else."""
+    """What a graph carried that was compiled with the same sources for the same machine. Raises `ValueError` for a name
+    that nobody knows."""
     for name, data in objects.items():
         if name not in NAMES:
             raise ValueError(f"no graph needs a {name}")

@@ -84,10 +84,10 @@ def arrange(program: Program) -> Arrangement:
         if isinstance(joined, Loop):
             loops[-1] = joined
             reason = f"with what stands before it, over {box(joined.axes)}"
-            decisions.append(Decision("share loops", on(program, nest), True, reason))
+            decisions.append(Decision("share loops", on(program, nest.body), True, reason))
         else:
             loops.append(Loop(nest.axes, nest.body))
-            decisions.append(refused("share loops", on(program, nest), joined))
+            decisions.append(refused("share loops", on(program, nest.body), joined))
     joins = Joins(frozenset(names_in(program)))
     whole = tuple(_with_merged_axes(loop, joins) for loop in loops)
     registers = registers_in(whole, program.locals)

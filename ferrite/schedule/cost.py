@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from ferrite.host.lowered import Body, Lowered
-from ferrite.host.nodes import ALLOCATE, HOLD, Call, Launch
+from ferrite.host.nodes import ALLOCATE, HOLD, PART, Call, Launch
 from ferrite.loops.dtypes import DType
 from ferrite.loops.index import Axis, Index, free_axes
 from ferrite.loops.nodes import Apply, Expr, Program, Random
@@ -32,8 +32,6 @@ from ferrite.loops.rewrite import walk
 from ferrite.schedule.shape import RANDOM_WEIGHT, is_quick
 from ferrite.step_cost import StepCost
 from ferrite.syntax import refs
-
-PART = "operator.getitem"
 
 # Operations by the time of a plain one on as many lanes: 16 of f32 take at most 0.2 ns (of 64 Ki in the second cache,
 # one thread, a chain of eight less one of two; a product and a sum together take 0.16). What is quick (`shape.QUICK`)

@@ -39,11 +39,11 @@ def cut_at_guards(program: Program, shortest: int = SHORTEST) -> Decided:
         parts = _parts(nest, program, shortest) if _has_guards(nest) else None
         if parts is None or isinstance(parts, Refusal):
             nests.append(nest)
-            decisions += [refused("cut at guards", on(program, nest), parts)] if parts is not None else []
+            decisions += [refused("cut at guards", on(program, nest.body), parts)] if parts is not None else []
             continue
         nests += [part for _, part in parts]
         reason = f"parts of {', '.join(str(length) for length, _ in parts)} elements know what their guards say"
-        decisions.append(Decision("cut at guards", on(program, nest), True, reason))
+        decisions.append(Decision("cut at guards", on(program, nest.body), True, reason))
     if len(nests) != len(program.nests):
         program = Program(program.name, program.sizes, program.parameters, program.locals, tuple(nests))
     return Decided(program, tuple(decisions))
@@ -53,7 +53,7 @@ def _has_guards(nest: Nest) -> bool:
     return any(isinstance(node, Guarded) for node in walk(nest))
 
 
-def stands_alone(nest: Nest, program: Program) -> bool:
+def _stands_alone(nest: Nest, program: Program) -> bool:
     """Whether it has no memory in common with another nest that one of them writes."""
     mine = {access.buffer for part in nest.body for access in accesses(part)}
     written = {access.buffer for part in nest.body for access in accesses(part) if access.writes}
@@ -84,7 +84,7 @@ def _parts(nest: Nest, program: Program, shortest: int) -> list[tuple[int, Nest]
         return Refusal("it has reductions, which every part would do")
     if not all(map(is_free_of_order, nest.body)) or not are_independent(nest.body, lane):
         return Refusal("the order of its points matters")
-    if not stands_alone(nest, program):
+    if not _stands_alone(nest, program):
         return Refusal("it hands values to other nests, which stay in registers")
     return [(length, _part(nest, lane, start, length)) for start, length in zip(ends, lengths, strict=False)]
 

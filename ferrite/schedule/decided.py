@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ferrite.decisions import Decision
 from ferrite.loops.access import written_by
 from ferrite.loops.index import Axis
-from ferrite.loops.nodes import Nest, Program
+from ferrite.loops.nodes import Program, Statement
 
 
 class Refusal(str):
@@ -38,7 +38,7 @@ def box(axes: Iterable[Axis]) -> str:
     return f"box({', '.join(str(axis.extent) for axis in axes)})"
 
 
-def on(program: Program, nest: Nest) -> tuple[str, str]:
+def on(program: Program, statements: Iterable[Statement]) -> tuple[str, str]:
     """The subjects of a decision on a nest: the kernel, and for the nest the buffer that it writes last."""
-    names = [buffer.name for statement in nest.body for buffer in written_by(statement)]
+    names = [buffer.name for statement in statements for buffer in written_by(statement)]
     return program.name, names[-1] if names else "nothing"

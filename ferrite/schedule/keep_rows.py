@@ -6,8 +6,8 @@
                                                         y[i, j] = e[i, j] / sum(e[i, r] for r in box(128))
 
 The nests share the loop over rows, and `e` is memory for one row (`arrange`). A dropout in front of a layer norm draws
-its numbers once instead of three times. What is done quickly is done again: to write a row and read it costs as much
-(`cost.pays_to_keep`).
+its numbers once instead of three times. A few quick operations are done again: to write a row and read it costs as
+much (`cost.pays_to_keep`).
 
 Law: a value is stored in the type that it has, so every reader sees the same bits.
 """
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from ferrite.decisions import Decision
 from ferrite.loops.index import Axis, free_axes, of_atom
-from ferrite.loops.nodes import Buffer, Expr, Load, Nest, Program, Reduce, Store
+from ferrite.loops.nodes import Buffer, Expr, Fold, Guarded, Load, Nest, Program, Reduce, Store
 from ferrite.loops.rewrite import apply_rules, can_raise, fresh_name, loaded_in, names_in, substitute_axes, walk
 from ferrite.loops.shapes import contiguous_strides
 from ferrite.schedule.arrange import LONGEST_ROW
@@ -65,7 +65,7 @@ def with_kept_rows(program: Program, what: str, split: Split) -> Decided:
             continue
         nests.append(nest)
         if found is not None:
-            decisions.append(refused(what, on(program, nest), found))
+            decisions.append(refused(what, on(program, nest.body), found))
     if kept:
         local = (*program.locals, *kept)
         program = Program(program.name, program.sizes, program.parameters, local, tuple(nests))
@@ -73,9 +73,13 @@ def with_kept_rows(program: Program, what: str, split: Split) -> Decided:
 
 
 def _may_be_split(nest: Nest) -> bool:
-    """Whether nobody sees it if a part of the values is computed before the rest."""
+    """Whether nobody sees it if a part of the values is computed before the rest. What a guard lets compute at some
+    points only is not computed at all of them."""
     match nest.body:
         case (Store(buffer=buffer) as store,):
+            guarded = (node for node in walk(store) if isinstance(node, Guarded))
+            if any(isinstance(node, (Reduce, Fold)) for guard in guarded for node in walk(guard)):
+                return False
             return not can_raise(store) and buffer not in loaded_in(store)
     return False
 

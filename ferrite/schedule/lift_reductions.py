@@ -43,7 +43,7 @@ def lift_reductions(program: Program) -> Decided:
         for node, why in reductions_that_stay(nest):
             if nest.axes and _is_repeated(node, nest):
                 reason = f"{box_of(node)} is computed again and again: {why}"
-                decisions.append(refused("lift", on(program, nest), reason))
+                decisions.append(refused("lift", on(program, nest.body), reason))
     if len(nests) == len(program.nests):
         return Decided(program, tuple(decisions))
     lifted = Program(program.name, program.sizes, program.parameters, tuple(buffers), tuple(nests))

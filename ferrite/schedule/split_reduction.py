@@ -162,13 +162,13 @@ def split_reductions(program: Program, limits: Limits = LIMITS) -> Decided:
         while cuts := _cuts_in(nest, limits):
             split = _Split(cuts, taken, limits.stream)
             decisions += [
-                Decision("split", on(program, nest), True, _in_parts(node, cut)) for node, cut in cuts.items()
+                Decision("split", on(program, nest.body), True, _in_parts(node, cut)) for node, cut in cuts.items()
             ]
             nests += split.nests()
             buffers += split.buffers
             nest = split.read_in(nest)
         nests.append(nest)
-        decisions += [refused("split", on(program, nest), why) for why in _whole(nest, limits)]
+        decisions += [refused("split", on(program, nest.body), why) for why in _whole(nest, limits)]
     split_program = Program(program.name, program.sizes, program.parameters, tuple(buffers), tuple(nests))
     return Decided(split_program, tuple(decisions))
 

@@ -51,20 +51,20 @@ def tile_transposes(program: Program, side: int = SIDE) -> Decided:
     if len(program.nests) != 1:
         crossed = [nest for nest in program.nests if isinstance(_crossed_axes(nest, side), tuple)]
         why = f"the kernel has {len(program.nests)} nests, which run row by row if they share loops"
-        return Decided(program, tuple(refused("tile", on(program, nest), why) for nest in crossed))
+        return Decided(program, tuple(refused("tile", on(program, nest.body), why) for nest in crossed))
     (nest,) = program.nests
     found = _crossed_axes(nest, side)
     if found is None:
         return Decided(program)
     if isinstance(found, Refusal):
-        return Decided(program, (refused("tile", on(program, nest), found),))
+        return Decided(program, (refused("tile", on(program, nest.body), found),))
     rows, columns = found
     taken = names_in(program)
     turned = _large_tile(nest, rows, columns)
     height, width = turned or (side, side)
     how = "turned in memory of their own" if turned else "which the cache holds"
     why = f"{columns.name} and {rows.name} both run along memory: tiles of {height} by {width}, {how}"
-    decisions = (Decision("tile", on(program, nest), True, why),)
+    decisions = (Decision("tile", on(program, nest.body), True, why),)
     nests = _tiles(nest, rows, columns, (height, width), taken)
     kept: list[Buffer] = []
     if turned is not None:

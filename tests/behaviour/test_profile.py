@@ -3,7 +3,9 @@ it and the user's lines, in either execution of the host program; and nothing is
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -173,3 +175,29 @@ def test_nothing_of_it_is_there_while_no_profiler_looks(
             call(x)
         assert len(made) == 1
         assert ("aoti_record_function_start" in called) == (host == "native")
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_threads_that_are_profiled_at_once_share_what_is_made_for_it(host: str) -> None:
+    """Each is still in the middle of a call when the next one looks for the first time."""
+
+    @torch.library.custom_op("ferrite_tests::wait", mutates_args=())
+    def wait(x: Tensor) -> Tensor:
+        time.sleep(0.002)
+        return x + 1
+
+    @wait.register_fake
+    def _(x: Tensor) -> Tensor:
+        return torch.empty_like(x)
+
+    def function(x: Tensor) -> Tensor:
+        for _ in range(10):
+            x = wait(x).sin() * 2
+        return x
+
+    x = torch.randn(16, 16)
+    run = compiled(function, host)
+    expected = run(x)
+    with profile(), ThreadPoolExecutor(4) as threads:
+        found = [*threads.map(lambda _: run(x), range(8))]
+    assert all(torch.equal(each, expected) for each in found)

@@ -119,3 +119,12 @@ def program(x: f32[64, {columns}], y: out(f32[64, {columns}])):
     ((_, taken, reason),) = decided(text)
     assert taken == is_kept
     assert "1 times 8 operations" in reason
+
+
+def test_what_a_guard_keeps_from_being_read_is_not_kept_for_all_rows() -> None:
+    program = parse_program("""
+def program(x: f32[8, 768], y: out(f32[16, 768])):
+    for i, j in box(16, 768):
+        y[i, j] = guarded(value(i) < i64(8), tanh(x[i, j]) * sum(tanh(x[i, r]) for r in box(768)), f32(0.0))
+""")
+    assert keep_rows(program).program is program

@@ -106,6 +106,31 @@ def test_an_axis_stays_one(value: str, reasons: list[str]) -> None:
     assert found.decisions == tuple(Decision("split axis", ("program", "y"), False, reason) for reason in reasons)
 
 
+@pytest.mark.parametrize(("operation", "is_split"), [("exp", False), ("neg", True)])
+def test_rows_that_do_not_fill_vectors_stay_where_much_is_computed(operation: str, is_split: bool) -> None:
+    program = parse_program(f"""
+def program(x: f32[187], z: f32[17], y: out(f32[187])):
+    for i in box(187):
+        y[i] = {operation}(x[i] + z[i % 17])
+""")
+    found = split_axes(program)
+    (decision,) = found.decisions
+    assert decision.taken == (found.program is not program) == is_split
+    assert is_split or decision.reason == "rows of 17 would end in a vector that is nearly empty"
+
+
+def test_a_scan_keeps_its_axes() -> None:
+    program = parse_program("""
+def program(x: f32[8, 64], z: f32[16], y: out(f32[8, 64])):
+    for i in box(64):
+        for k in scan(8):
+            y[k, i] = cumsum(x[k, i] + z[i % 16])
+""")
+    found = split_axes(program)
+    assert found.program is program
+    assert [decision.taken for decision in found.decisions] == [False]
+
+
 def test_nests_that_hand_something_on_keep_their_axes() -> None:
     program = parse_program("""
 def program(x: f32[64], y: out(f32[256])):
@@ -117,7 +142,7 @@ def program(x: f32[64], y: out(f32[256])):
 """)
     found = split_axes(program)
     assert found.program is program
-    reason = "it hands values to other nests along this axis"
+    reason = "other nests share its loops"
     assert found.decisions == (Decision("split axis", ("program", "t"), False, reason),)
 
 
