@@ -26,7 +26,7 @@ from torch.autograd.profiler import profile
 
 import ferrite
 from bench.zoo import Entry, Size
-from ferrite.artifact.native_host import kept_memory
+from ferrite.artifact.doors import kept_memory
 from ferrite.backend import records
 from ferrite.report.record import GraphRecord, Record
 

@@ -118,6 +118,6 @@ def reset() -> None:
 
 def release_memory() -> None:
     """Give back the memory that compiled graphs keep between calls; the next call takes it anew."""
-    from ferrite.artifact.native_host import release_memory
+    from ferrite.artifact.doors import release_memory
 
     release_memory()

@@ -14,37 +14,32 @@ What the code relies on:
 - a handle is the address of a word that points to a tensor; that of a Python tensor lies behind its object header;
 - handles that the program owns are null before they are made and after they are given back, so that the clean-up may
   give back all of them, whatever failed;
-- words that are made for the dispatcher are its own from the call on; if something fails before that, `_Raiser`, which
+- words that are made for the dispatcher are its own from the call on; if something fails before that, `Raiser`, which
   knows what was made by then, gives them back.
 """
 
 from __future__ import annotations
 
 import ctypes
-import errno
-import operator
-import os
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
-import torch
 from torch._ops import OpOverload
 
+from ferrite.artifact.called_back import BEHIND_HEADER, Buffer, Launched, Made, PythonCall, Raiser
 from ferrite.artifact.dispatch import CPU, DTYPES, Form, Handle, Item, Items, Size, Some, Text, Word, bits_of, form_of
+from ferrite.artifact.doors import addresses, host_machine
 from ferrite.artifact.host_values import PART, Shape, Value, filled, infer
-from ferrite.artifact.kernels import Kernels, NativeKernel, is_forked
+from ferrite.artifact.kernels import Kernels, NativeKernel
 from ferrite.artifact.layout import Layout, layout_of, plan_in, values_in
 from ferrite.artifact.plan_memory import Plan, locals_of, plan
-from ferrite.errors import ToolFailed, Unsupported
+from ferrite.errors import Unsupported
 from ferrite.graph.names import resolve
 from ferrite.host.memory import in_lines
 from ferrite.host.nodes import HOLD, Call, Free, HostProgram, Launch, Return
-from ferrite.host.python import describe
 from ferrite.host.ranges import range_of
-from ferrite.host.text import show_step
 from ferrite.loops.index import (
     ZERO,
     Atom,
@@ -59,8 +54,6 @@ from ferrite.loops.index import (
 )  # fmt: skip
 from ferrite.native import machine
 from ferrite.syntax import Ref, refs
-
-BEHIND_HEADER = object.__basicsize__
 
 # Products that write into memory they are given: their shim, and the names of trailing floats with what they are if
 # they are not given.
@@ -127,9 +120,9 @@ class _Assembler:
         self.computed: dict[Index, int] = {}  # sizes -> slot
         self.code: list[int] = []
         self.owned: list[int] = []  # slots of handles to give back
-        self.launches: dict[int, _Launched] = {}  # by place in the code
-        self.again: dict[int, _PythonCall] = {}  # by place in the code: the same call in Python
-        self.words: list[_Made] = []  # for the dispatcher
+        self.launches: dict[int, Launched] = {}  # by place in the code
+        self.again: dict[int, PythonCall] = {}  # by place in the code: the same call in Python
+        self.words: list[Made] = []  # for the dispatcher
         self.divisions: set[int] = set()  # places in the code
         self.sizes: dict[int, Index] = {}  # by place in the code: the size that is computed there
         self.take: tuple[int, int] = (-1, -1)  # place in the code, slot of the length
@@ -300,7 +293,7 @@ class _Assembler:
         results: Sequence[Value | None],
         copied: Sequence[str] = (),
         counted: Mapping[int, int] | None = None,
-    ) -> _PythonCall:
+    ) -> PythonCall:
         """An object that does a call in Python, on copies of some tensors; `counted`: slots of results that are
         numbers, by position."""
         target = resolve(call.target)
@@ -315,7 +308,7 @@ class _Assembler:
         results: Sequence[int | None],
         copied: Sequence[str],
         counted: Mapping[int, int],
-    ) -> _PythonCall:
+    ) -> PythonCall:
         if isinstance(step, Call):
             given: Any = (step.args, step.kwargs)
         else:
@@ -325,7 +318,7 @@ class _Assembler:
         numbers = {name: self.number(self.numbers[name]) for name in names if name in self.numbers}
         # Objects in the place of their paths now, tensors in the place of names in each call.
         args, kwargs = filled(given, lambda name: self.functions.get(name, Ref(name)))
-        made = _PythonCall(function, step, args, kwargs, tensors, numbers, results, copied, counted)
+        made = PythonCall(function, step, args, kwargs, tensors, numbers, results, copied, counted)
         self.alive.append(made)
         return made
 
@@ -379,7 +372,7 @@ class _Assembler:
                 self._note_word(slot, "torch_delete_stable_ivalue")
 
     def _note_word(self, slot: int, delete: str) -> None:
-        self.words.append(_Made(slot, delete, len(self.code)))
+        self.words.append(Made(slot, delete, len(self.code)))
 
     def _text(self, content: str) -> int:
         """The slot of the address of a text that ends in a zero."""
@@ -444,16 +437,16 @@ class _Assembler:
         sizes = self._row([self.all.term(size) for size in launch.sizes])
         buffers = [self._described(self.values[name]) for name in launch.buffers if launch.origins]
         numbers = [self.number(self.all.term(size)) for size in launch.sizes]
-        self.launches[len(self.code)] = _Launched(launch, kernel, array, buffers, numbers)
+        self.launches[len(self.code)] = Launched(launch, kernel, array, buffers, numbers)
         table = self.constant(kernel.address)
         self.call(kernel.launch, table, _address(array), _address(sizes), self.threads, checked=True)
 
-    def _described(self, value: Value) -> _Buffer:
+    def _described(self, value: Value) -> Buffer:
         """How to find a buffer of a kernel when it has failed."""
         if value.handle is not None:
-            return _Buffer(value.handle, 0, 0, None)
+            return Buffer(value.handle, 0, 0, None)
         sizes, _, _ = self._shape(value)
-        return _Buffer(0, int(sizes), len(value.sizes or ()), value.dtype)
+        return Buffer(0, int(sizes), len(value.sizes or ()), value.dtype)
 
     def _free(self, names: Iterable[str]) -> None:
         """These values are not read again. A part of several is freed by its own name, or with them if it has none."""
@@ -510,14 +503,14 @@ class _Assembler:
         )
 
     def _link(self, cleaner: int, result: int) -> Callable[[list[Any]], tuple[Any, ...]]:
-        raiser = _Raiser(self)
+        raiser = Raiser(self.launches, self.again, self.words, self.divisions, self.sizes, self.take, self.program.name)
         self.alive.append(raiser)
         self.template[self.handler] = id(raiser)
         start = machine.HEADER + len(self.template)
         header = [len(self.template), start, start + cleaner, result]
         words = [*header, *self.template, *self.code]
         data = struct.pack(f"{len(words)}q", *words)
-        return machine.python_function(self.program.name, _machine().address("ferrite_enter"), data)
+        return machine.python_function(self.program.name, host_machine().address("ferrite_enter"), data)
 
     # ---- pieces
 
@@ -655,7 +648,7 @@ class _Assembler:
     ) -> None:  # fmt: skip
         """`operands`: slots whose content is passed, or `_address` of one."""
         assert len(operands) <= machine.MOST_INTEGERS
-        address = function if isinstance(function, int) else _addresses()[function]
+        address = function if isinstance(function, int) else addresses()[function]
         words = [2 * operand + (type(operand) is _address) for operand in operands]
         head = machine.CALL | len(operands) << 8 | len(floats) << 16 | int(checked) << 24
         self.code += [head, address, self.scratch if result is None else result, *words]
@@ -676,246 +669,6 @@ class _Assembler:
 
 class _address(int):
     """A slot that is passed by its address."""
-
-
-@dataclass
-class _PythonCall:
-    """Called with the address of a frame: does a call on the tensors whose handles lie there, or on copies of them, and
-    leaves handles of its results."""
-
-    function: Callable[..., Any]
-    step: Call | Launch
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    tensors: Mapping[str, int]
-    numbers: Mapping[str, int]
-    results: Sequence[int | None]
-    copied: Sequence[str]
-    counted: Mapping[int, int]
-
-    def __call__(self, frame: int) -> None:
-        known: dict[str, Any] = {name: _tensor_of(_word_at(frame, slot)) for name, slot in self.tensors.items()}
-        known |= {name: known[name].clone() for name in self.copied}
-        known |= {name: _word_at(frame, slot) for name, slot in self.numbers.items()}
-        args, kwargs = filled((self.args, self.kwargs), known.__getitem__)
-        try:
-            made = self.function(*args, **kwargs)
-        except Exception as error:
-            # Python 3.10 has no notes; a kernel of a function that this operator called has one already.
-            if hasattr(error, "add_note") and not getattr(error, "__notes__", ()):
-                error.add_note(
-                    describe(self.step, str(error))
-                    if isinstance(self.step, Launch)
-                    else f"raised in {show_step(self.step)}"
-                )
-            raise
-        if made is None:
-            return
-        # Of a list whose length depends on sizes, there are slots for those that are read.
-        given = made if isinstance(made, (tuple, list)) else (made,)
-        for place, counted in self.counted.items():
-            ctypes.c_int64.from_address(frame + 8 * counted).value = operator.index(given[place])
-        for slot, result in zip(self.results, given, strict=False):
-            if slot is None or result is None:  # an op may leave out what it need not give
-                continue
-            if not isinstance(result, torch.Tensor):
-                raise ToolFailed("a call gave no tensor", ran=show_step(self.step), why=type(result).__name__)
-            _new_handle(id(result) + BEHIND_HEADER, frame + 8 * slot)
-
-
-def _tensor_of(handle: int) -> torch.Tensor | None:
-    """The Python tensor behind a handle; None for one that was left out."""
-    if not handle:
-        return None
-    own = ctypes.c_void_p()
-    _new_handle(handle, ctypes.addressof(own))
-    wrap, delete = _wrapping()
-    try:
-        return wrap(own)
-    finally:
-        delete(own)
-
-
-def _new_handle(handle: int, to: int) -> None:
-    new = _libraries()[0].aoti_torch_new_tensor_handle
-    if new(ctypes.c_void_p(handle), ctypes.c_void_p(to)):
-        raise RuntimeError(_last_error())
-
-
-@cache
-def _wrapping() -> tuple[Callable[[Any], torch.Tensor], Callable[[Any], Any]]:
-    folder = os.path.join(os.path.dirname(torch.__file__), "lib")
-    wrap = ctypes.PyDLL(os.path.join(folder, "libtorch_python.so"))["_Z16THPVariable_WrapON2at10TensorBaseE"]
-    wrap.restype = ctypes.py_object
-    return wrap, _libraries()[0].aoti_torch_delete_tensor_object
-
-
-@dataclass(frozen=True)
-class _Buffer:
-    """A buffer of a launch: the slot of its handle, or of its sizes and, behind them, its strides."""
-
-    handle: int
-    shape: int
-    dims: int
-    dtype: torch.dtype | None
-
-    def tensor(self, frame: int, address: int) -> torch.Tensor | None:
-        """The memory at an address as a tensor, for as long as the memory is there."""
-        if self.dtype is None:
-            return _tensor_of(_word_at(frame, self.handle))
-        words = [_word_at(frame, self.shape + n) for n in range(2 * self.dims)]
-        sizes, strides = words[: self.dims], words[self.dims :]
-        if 0 in sizes:
-            return torch.empty_strided(sizes, strides, dtype=self.dtype)
-        length = sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True)) + 1
-        memory = (ctypes.c_char * (length * self.dtype.itemsize)).from_address(address)
-        return torch.frombuffer(memory, dtype=self.dtype).as_strided(sizes, strides)
-
-
-@dataclass
-class _Made:
-    """A word for the dispatcher: its slot, what gives it back, and between which places in the code that has to be."""
-
-    slot: int
-    delete: str
-    since: int
-    until: int = 0
-
-
-@dataclass(frozen=True)
-class _Launched:
-    """A launch in the code: the first slot of the addresses of its buffers, what those are, and the slots of sizes."""
-
-    launch: Launch
-    kernel: NativeKernel
-    array: int
-    buffers: Sequence[_Buffer]
-    numbers: Sequence[int]
-
-
-class _Raiser:
-    """Called with the address of a frame whose program failed: raises what eager would."""
-
-    def __init__(self, made: _Assembler) -> None:
-        self.launches = made.launches
-        self.again = made.again
-        self.words = made.words
-        self.divisions = made.divisions
-        self.sizes = made.sizes
-        self.take, self.length = made.take
-        self.name = made.program.name
-
-    def __call__(self, frame: int) -> None:
-        place = _word_at(frame, machine.FAILED) - 1
-        for word in self.words:
-            if word.since <= place < word.until:
-                getattr(_libraries()[0], word.delete)(ctypes.c_void_p(_word_at(frame, word.slot)))
-        if place in self.divisions:
-            raise ZeroDivisionError("integer division or modulo by zero")
-        if place in self.sizes:
-            raise RuntimeError(f"Storage size calculation overflowed with {self.sizes[place]} in {self.name}")
-        if place == self.take:
-            asked = _word_at(frame, self.length)
-            raise RuntimeError(
-                f"[enforce fail at {self.name}] the inner buffers. DefaultCPUAllocator: can't allocate memory: you "
-                f"tried to allocate {asked} bytes. Error code {errno.ENOMEM} ({os.strerror(errno.ENOMEM)})"
-            )
-        if place in self.again:
-            self._call_again(self.again[place], frame)
-        if place not in self.launches:
-            raise RuntimeError(_last_error() or f"a call of {self.name} failed")
-        launched = self.launches[place]
-        tensors = [
-            buffer.tensor(frame, _word_at(frame, launched.array + n)) for n, buffer in enumerate(launched.buffers)
-        ]
-        try:
-            launched.kernel.explain(*tensors, *(_word_at(frame, slot) for slot in launched.numbers))
-        except Exception as error:
-            if hasattr(error, "add_note"):  # Python 3.10 has no notes
-                error.add_note(describe(launched.launch, str(error)))
-            raise
-        why = "a check failed that the oracle does not see"
-        raise ToolFailed("a kernel stopped", ran=launched.launch.kernel, why=why)
-
-    @staticmethod
-    def _call_again(call: _PythonCall, frame: int) -> None:
-        """Raises what the call raises. On copies that may be something else, or nothing: then the words are there that
-        the first call left."""
-        said = _last_error()
-        try:
-            call(frame)
-        except Exception as error:
-            if not call.copied or said.partition("\n")[0] in str(error):
-                raise
-        raise RuntimeError(said)
-
-
-def _word_at(frame: int, slot: int) -> int:
-    return ctypes.c_int64.from_address(frame + 8 * slot).value
-
-
-# ---- doors
-
-
-@cache
-def _libraries() -> tuple[ctypes.CDLL, ctypes.CDLL]:
-    folder = os.path.join(os.path.dirname(torch.__file__), "lib")
-    return tuple(ctypes.CDLL(os.path.join(folder, name)) for name in ("libtorch_cpu.so", "libtorch_python.so"))  # type: ignore[return-value]
-
-
-@cache
-def _machine() -> Any:
-    torch_library, _ = _libraries()
-    of_python = ("PyEval_RestoreThread", "PyEval_SaveThread", "PyLong_FromLongLong", "PyObject_CallOneArg",
-                 "PyErr_Occurred", "PyErr_NoMemory", "Py_DecRef")  # fmt: skip
-    of_torch = (machine.GET_THREADS, "aoti_torch_get_sizes", "aoti_torch_get_strides", "aoti_torch_get_dim",
-                "aoti_torch_get_dtype", "aoti_torch_new_tensor_handle", "aoti_torch_is_defined",
-                "aoti_torch_delete_tensor_object", "torch_new_stable_ivalue",
-                "torch_new_list_reserve_size", "torch_list_push_back")  # fmt: skip
-    imports = machine.outside(dict.fromkeys(of_python, ctypes.pythonapi) | dict.fromkeys(of_torch, torch_library))
-    made = machine.machine(imports)
-    alone = ctypes.c_int32.from_address(made.address("ferrite_alone"))
-    alone.value = is_forked()
-    os.register_at_fork(after_in_child=lambda: setattr(alone, "value", 1))
-    return made
-
-
-@cache
-def _addresses() -> Mapping[str, int]:
-    return _Addresses()
-
-
-class _Addresses(dict[str, int]):
-    """The address of a function by name, of the machine, of Python or of torch; found when it is asked for."""
-
-    def __missing__(self, name: str) -> int:
-        if name.startswith("ferrite_"):
-            found = _machine().address(name)
-        else:
-            torch_library, python_library = _libraries()
-            libraries = {"Py": ctypes.pythonapi, "_Z": python_library}
-            found = machine.address_of(libraries.get(name[:2], torch_library), name)
-        self[name] = found
-        return found
-
-
-def kept_memory() -> int:
-    """The bytes of memory that are kept for the next call."""
-    block = ctypes.c_void_p.from_address(_machine().address("ferrite_kept")).value
-    return 0 if block is None else ctypes.c_int64.from_address(block).value
-
-
-def release_memory() -> None:
-    """Give back the memory that is kept between calls."""
-    drop = ctypes.CFUNCTYPE(ctypes.c_int64)(_machine().address("ferrite_drop"))
-    drop()
-
-
-def _last_error() -> str:
-    torch_library, _ = _libraries()
-    what = torch_library.torch_exception_get_what_without_backtrace
-    what.restype = ctypes.c_char_p
-    return (what() or b"").decode(errors="replace")
 
 
 # ---- small things

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ferrite.artifact import native_host
+from ferrite.artifact import doors
 from tests.behaviour.compare import STRICT
 from tests.behaviour.test_direct_calls import compiled_graphs
 from tests.behaviour.test_native_host import halve, refusals
@@ -107,7 +107,7 @@ def test_words_that_the_dispatcher_did_not_get(monkeypatch: pytest.MonkeyPatch) 
         asked.append(1)
         return 1
 
-    monkeypatch.setitem(native_host._addresses(), "torch_new_string_handle", ctypes.cast(fail, ctypes.c_void_p).value)
+    monkeypatch.setitem(doors.addresses(), "torch_new_string_handle", ctypes.cast(fail, ctypes.c_void_p).value)
     compiled = torch.compile(lambda x: torch.linalg.qr(x, mode="complete").R + 1, backend="ferrite", options=LIBRARY)
     x = torch.randn(4, 4)
     with pytest.raises(RuntimeError):

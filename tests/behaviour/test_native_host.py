@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 import ferrite
-from ferrite.artifact import kernels, native_host
+from ferrite.artifact import doors, kernels, native_host
 from ferrite.artifact.dispatch import DTYPES
+from ferrite.artifact.doors import kept_memory
 from ferrite.artifact.kernels import Kernels
-from ferrite.artifact.native_host import kept_memory
 from ferrite.host.nodes import Call, HostProgram, Input, Return
 from ferrite.native import machine
 from ferrite.syntax import Ref
@@ -217,12 +217,12 @@ def called_in_python(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The ops that programs call in Python."""
     calls: list[str] = []
 
-    class Seen(native_host._PythonCall):
+    class Seen(native_host.PythonCall):
         def __call__(self, frame: int) -> None:
             calls.append(self.step.target if isinstance(self.step, Call) else self.step.kernel)
             super().__call__(frame)
 
-    monkeypatch.setattr(native_host, "_PythonCall", Seen)
+    monkeypatch.setattr(native_host, "PythonCall", Seen)
     return calls
 
 
@@ -479,7 +479,7 @@ def test_rare_types(function: Callable[..., Any], dynamic: bool) -> None:
 
 
 def test_numbers_of_types_are_those_of_the_library() -> None:
-    library, _ = native_host._libraries()
+    library, _ = doors.libraries()
     for dtype, number in DTYPES.items():
         name = str(dtype).removeprefix("torch.")
         assert getattr(library, f"aoti_torch_dtype_{name}")() == number

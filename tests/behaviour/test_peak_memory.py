@@ -17,7 +17,7 @@ from torch import Tensor
 
 import ferrite
 from bench.allocated import peak_of_tensors, profiled
-from ferrite.artifact.native_host import kept_memory
+from ferrite.artifact.doors import kept_memory
 from tests.behaviour.compare import STRICT
 
 

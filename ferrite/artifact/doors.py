@@ -1,0 +1,76 @@
+"""Doors out of a host program: functions of libtorch, of Python and of the machine, by address, and the memory that the
+machine keeps between calls."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import torch
+
+from ferrite.artifact.kernels import is_forked
+from ferrite.native import machine
+
+
+@cache
+def libraries() -> tuple[ctypes.CDLL, ctypes.CDLL]:
+    folder = os.path.join(os.path.dirname(torch.__file__), "lib")
+    return tuple(ctypes.CDLL(os.path.join(folder, name)) for name in ("libtorch_cpu.so", "libtorch_python.so"))  # type: ignore[return-value]
+
+
+@cache
+def host_machine() -> Any:
+    torch_library, _ = libraries()
+    of_python = ("PyEval_RestoreThread", "PyEval_SaveThread", "PyLong_FromLongLong", "PyObject_CallOneArg",
+                 "PyErr_Occurred", "PyErr_NoMemory", "Py_DecRef")  # fmt: skip
+    of_torch = (machine.GET_THREADS, "aoti_torch_get_sizes", "aoti_torch_get_strides", "aoti_torch_get_dim",
+                "aoti_torch_get_dtype", "aoti_torch_new_tensor_handle", "aoti_torch_is_defined",
+                "aoti_torch_delete_tensor_object", "torch_new_stable_ivalue",
+                "torch_new_list_reserve_size", "torch_list_push_back")  # fmt: skip
+    imports = machine.outside(dict.fromkeys(of_python, ctypes.pythonapi) | dict.fromkeys(of_torch, torch_library))
+    made = machine.machine(imports)
+    alone = ctypes.c_int32.from_address(made.address("ferrite_alone"))
+    alone.value = is_forked()
+    os.register_at_fork(after_in_child=lambda: setattr(alone, "value", 1))
+    return made
+
+
+@cache
+def addresses() -> Mapping[str, int]:
+    return _Addresses()
+
+
+class _Addresses(dict[str, int]):
+    """The address of a function by name, of the machine, of Python or of torch; found when it is asked for."""
+
+    def __missing__(self, name: str) -> int:
+        if name.startswith("ferrite_"):
+            found = host_machine().address(name)
+        else:
+            torch_library, python_library = libraries()
+            by_name = {"Py": ctypes.pythonapi, "_Z": python_library}
+            found = machine.address_of(by_name.get(name[:2], torch_library), name)
+        self[name] = found
+        return found
+
+
+def kept_memory() -> int:
+    """The bytes of memory that are kept for the next call."""
+    block = ctypes.c_void_p.from_address(host_machine().address("ferrite_kept")).value
+    return 0 if block is None else ctypes.c_int64.from_address(block).value
+
+
+def release_memory() -> None:
+    """Give back the memory that is kept between calls."""
+    drop = ctypes.CFUNCTYPE(ctypes.c_int64)(host_machine().address("ferrite_drop"))
+    drop()
+
+
+def last_error() -> str:
+    torch_library, _ = libraries()
+    what = torch_library.torch_exception_get_what_without_backtrace
+    what.restype = ctypes.c_char_p
+    return (what() or b"").decode(errors="replace")
