@@ -50,7 +50,7 @@ from ferrite.schedule.arrange import Arrangement, Loop, arrange, row_length
 from ferrite.schedule.decided import on
 from ferrite.schedule.shape import Shape, are_independent, is_large, reductions_in, shape_of
 
-STRETCH = 4096  # elements of a tree with one loop that make a unit
+STRETCH = 4096  # elements of a tree with one loop that make a unit: whole groups of vectors, which have up to 256
 COLUMNS = 256  # the same where loops around the lanes must run in order
 MOST_ROWS = 16  # of a square that is turned in registers
 ENOUGH_UNITS = 512  # for any number of threads

@@ -96,8 +96,8 @@ COUNTED = (*(run.__name__ for run in KERNEL_PASSES), *(path for _, path in EMITT
 # Where a limit stands, and what it is in turn in batches with small limits.
 SMALL_LIMITS: tuple[tuple[Any, str, tuple[Any, ...]], ...] = (
     (emit, "GRAIN", (1,)),
-    (emit, "STRETCH", (64,)),
-    (emit, "COLUMNS", (64,)),
+    (emit, "STRETCH", (256,)),
+    (emit, "COLUMNS", (256,)),
     (emit, "MOST_COLUMNS", (64, 2048)),
     (rows, "MOST_COLUMNS", (64, 2048)),
     (rows, "FEWEST_ROWS", (2, 8)),
