@@ -177,18 +177,20 @@ def test_nothing_of_it_is_there_while_no_profiler_looks(
         assert ("aoti_record_function_start" in called) == (host == "native")
 
 
+@torch.library.custom_op("ferrite_profile::wait", mutates_args=())
+def wait(x: Tensor) -> Tensor:
+    time.sleep(0.002)
+    return x + 1
+
+
+@wait.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
 @pytest.mark.parametrize("host", HOSTS)
 def test_threads_that_are_profiled_at_once_share_what_is_made_for_it(host: str) -> None:
     """Each is still in the middle of a call when the next one looks for the first time."""
-
-    @torch.library.custom_op("ferrite_tests::wait", mutates_args=())
-    def wait(x: Tensor) -> Tensor:
-        time.sleep(0.002)
-        return x + 1
-
-    @wait.register_fake
-    def _(x: Tensor) -> Tensor:
-        return torch.empty_like(x)
 
     def function(x: Tensor) -> Tensor:
         for _ in range(10):
