@@ -9,6 +9,7 @@ A graph that comes from the cache has the name that it was compiled under.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -21,13 +22,19 @@ from ferrite.native.perf_map import tell_perf
 
 MOST_RESULTS = 4  # in a name
 
+log = logging.getLogger(__name__)
+
 
 def announce(program: HostProgram, kernels: Mapping[str, NativeKernel], *, perf_map: bool, gdb: bool) -> None:
-    """All code of a graph, whose kernels are in one library, and what all graphs share; each of it once."""
-    for library in {kernel.library for kernel in kernels.values()}:
-        _tell(library, _names_in(program, kernels), perf_map, gdb)
-    for each in LASTING:
-        _tell(each, _as_it_is, perf_map, gdb)
+    """All code of a graph, whose kernels are in one library, and what all graphs share; each of it once. Never raises:
+    nothing but names depends on it."""
+    try:
+        for library in {kernel.library for kernel in kernels.values()}:
+            _tell(library, _names_in(program, kernels), perf_map, gdb)
+        for each in LASTING:
+            _tell(each, _as_it_is, perf_map, gdb)
+    except Exception:  # whatever an object of a strange form leads to, the graph runs
+        log.warning("Ferrite does not tell the names of the kernels of %s", program.name, exc_info=True)
 
 
 Naming = Callable[[str], tuple[str, str]]  # from a symbol to a name without blanks, and lines

@@ -160,7 +160,7 @@ class CompiledGraph:
         from ferrite.artifact.native_host import assemble
 
         functions = self._in_python(kernels, code) if self.program.functions else {}
-        made = assemble(self.program, self.constants, kernels, functions, ranges=True)
+        made = assemble(self.program, self.constants, kernels, functions, self.layout, ranges=True)
         return _Profiled(label, made.function, made.alive)
 
     def __call__(self, args: list[Any]) -> Any:

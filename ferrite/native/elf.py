@@ -13,10 +13,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy
+
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
 _RELOCATION = struct.Struct("<QQq")
+_TABLE = numpy.dtype([("name", "<u4"), ("rest", "<u4"), ("value", "<u8"), ("size", "<u8")])  # of `_SYMBOL`
 
 IDENTITY = b"\x7fELF\x02\x01\x01"  # of 64 bits, the lowest byte first
 _FUNCTION, _EXECUTABLE, _GLOBAL = 2, 2, 1 << 4
@@ -51,7 +54,7 @@ def is_elf(data: bytes) -> bool:
 def functions_in(data: bytes, addresses: Mapping[str, int]) -> tuple[Function, ...]:
     """The functions of an object that was loaded, in order; `addresses`: of the symbols that it exports."""
     header = _HEADER.unpack_from(data)
-    sections = sections_of(data)
+    sections = _sections_of(data)
     symbols = next((_symbols(data, sections, each) for each in sections if each[1] == _SYMBOLS), [])
     starts = {
         each.section: addresses[each.name] - each.value for each in symbols if each.name in addresses and each.section
@@ -72,14 +75,31 @@ def functions_in(data: bytes, addresses: Mapping[str, int]) -> tuple[Function, .
     return tuple(sorted(found, key=lambda function: function.address))
 
 
-def sections_of(data: Any) -> list[tuple[int, ...]]:
+def _sections_of(data: Any) -> list[tuple[int, ...]]:
     """The headers of its sections."""
     header = _HEADER.unpack_from(data)
     return [_SECTION.unpack_from(data, header[6] + number * _SECTION.size) for number in range(header[12])]
 
 
-def _content(data: bytes, section: tuple[int, ...]) -> bytes:
+def _content(data: Any, section: tuple[int, ...]) -> bytes:
     return data[section[4] : section[4] + section[5]]
+
+
+def places_of(data: Any, names: Sequence[str]) -> dict[str, int]:
+    """Where symbols of a library are, local ones too: a few of very many, so that only their own rows are read."""
+    sections = _sections_of(data)
+    found = {}
+    for section in (each for each in sections if each[1] == _SYMBOLS):
+        table = numpy.frombuffer(_content(data, section), _TABLE)
+        start, length = sections[section[6]][4:6]
+        for name in names:
+            text = name.encode() + b"\0"
+            place = data.find(text, start, start + length)
+            while place >= 0 and name not in found:  # the end of a longer name looks the same
+                for row in table[table["name"] == place - start][:1]:
+                    found[name] = int(row["value"])
+                place = data.find(text, place + 1, start + length)
+    return found
 
 
 def _symbols(data: bytes, sections: Sequence[tuple[int, ...]], table: tuple[int, ...]) -> list[_Symbol]:

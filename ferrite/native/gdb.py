@@ -20,12 +20,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import llvmlite.binding as llvm
-import numpy
 
-from ferrite.native.elf import Function, is_elf, names_only, sections_of
+from ferrite.native.elf import Function, is_elf, names_only, places_of
 
 log = logging.getLogger(__name__)
 
@@ -134,21 +132,4 @@ def _interface() -> tuple[_Descriptor, Callable[[], None]] | None:
 def symbols_of(path: Path, names: Sequence[str]) -> dict[str, int]:
     """Where symbols are in a library, local ones too; those that its full symbol table does not have are left out."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        return _symbols_in(data, names) if is_elf(data[:16]) else {}
-
-
-def _symbols_in(data: Any, names: Sequence[str]) -> dict[str, int]:
-    layout = numpy.dtype([("name", "<u4"), ("rest", "<u4"), ("value", "<u8"), ("size", "<u8")])
-    sections = sections_of(data)
-    found = {}
-    for section in (each for each in sections if each[1] == 2):
-        table = numpy.frombuffer(data[section[4] : section[4] + section[5]], layout)
-        start, length = sections[section[6]][4:6]
-        for name in names:
-            text = name.encode() + b"\0"
-            place = data.find(text, start, start + length)
-            while place >= 0 and name not in found:  # the end of a longer name looks the same
-                for row in table[table["name"] == place - start][:1]:
-                    found[name] = int(row["value"])
-                place = data.find(text, place + 1, start + length)
-    return found
+        return places_of(data, names) if is_elf(data[:16]) else {}

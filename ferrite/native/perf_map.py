@@ -2,7 +2,8 @@
 
 `perf report` reads the file after the process has ended, so it stays. Other makers of code in the same process may
 write to it (Python does under `-X perf`): everyone appends whole lines. Code that is freed keeps its line; what is
-loaded at its place later comes behind it.
+loaded at its place later comes behind it. A file that was last written before this process began is that of an earlier
+one with the same number: it is emptied.
 
 The folder belongs to everyone, so a file there is used only if it is a plain file of this user's that has no other
 name, and no link is followed. A forked child starts a file of its own with what it has inherited.
@@ -13,6 +14,7 @@ from __future__ import annotations
 import logging
 import os
 import stat
+import time
 from collections.abc import Iterable
 
 from ferrite.native.elf import Function
@@ -48,7 +50,10 @@ def _write(lines: bytes) -> None:
             path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600
         )
         try:
-            _check(os.fstat(place))
+            found = os.fstat(place)
+            _check(found)
+            if found.st_mtime < _start_of_process() - 1:
+                os.ftruncate(place, 0)
             while lines:
                 lines = lines[os.write(place, lines) :]
         finally:
@@ -61,6 +66,16 @@ def _write(lines: bytes) -> None:
 def _check(found: os.stat_result) -> None:
     if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_nlink != 1:
         raise PermissionError("it is no file of this user's alone")
+
+
+def _start_of_process() -> float:
+    """By the clock of files; 0 where the system does not tell."""
+    try:
+        with open("/proc/self/stat", "rb") as file:
+            ticks = int(file.read().rpartition(b")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return 0.0
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _start_anew() -> None:

@@ -187,6 +187,32 @@ def test_lines_are_appended_and_a_name_is_one_line(folder: Path) -> None:
     assert lines_of(own_file(folder)) == [(0x1000, 0x10, "of somebody else"), (0x2000, 0x20, "two lines")]
 
 
+def test_the_file_of_an_earlier_process_with_the_same_number_is_emptied(folder: Path) -> None:
+    own_file(folder).write_text("1000 10 of yesterday\n")
+    yesterday = own_file(folder).stat().st_mtime - 86400
+    os.utime(own_file(folder), (yesterday, yesterday))
+    for name in ("first", "second"):
+        perf_map.tell_perf([elf.Function(name, 0x2000, 0x20)])
+    assert lines_of(own_file(folder)) == [(0x2000, 0x20, "first"), (0x2000, 0x20, "second")]
+
+
+def test_a_graph_runs_although_its_names_cannot_be_told(
+    folder: Path, compiled: Callable[..., object], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The object of a machine that is read wrongly must not send a graph to eager."""
+
+    def fail(*_: object) -> None:
+        raise IndexError("no such section")
+
+    monkeypatch.setattr("ferrite.artifact.announce.functions_in", fail)
+    kept = compiled(perf_map=True, strict=True)
+    assert kept
+    assert not own_file(folder).exists()
+    assert [entry.getMessage() for entry in caplog.records if "names" in entry.getMessage()] == [
+        "Ferrite does not tell the names of the kernels of graph_0_inference"
+    ]
+
+
 @pytest.mark.long
 def test_perf_names_kernels(tmp_path: Path) -> None:
     """perf itself, where it may count."""
