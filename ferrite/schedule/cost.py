@@ -85,12 +85,10 @@ def moved(body: Body, parameters: Iterable[tuple[str, str]]) -> int:
 # ---- joins
 
 
-def saved_by_joining(body: Body, touched: Collection[str], read: Iterable[str], gone: Iterable[str]) -> int:
-    """Bytes that are not moved if a kernel joins one that has `touched` some tensors. `read`: what it reads; `gone`:
-    tensors that nobody but the two knows."""
-    return moved(body, [(name, "in") for name in read if name in touched]) + moved(
-        body, [(name, "out") for name in gone]
-    )
+def saved_by_joining(body: Body, read: Iterable[str], gone: Iterable[str]) -> int:
+    """Bytes that are not moved if a kernel joins another one. `read`: what it reads of what the other one has touched;
+    `gone`: tensors that nobody but the two knows."""
+    return moved(body, [(name, "in") for name in read]) + moved(body, [(name, "out") for name in gone])
 
 
 # ---- values

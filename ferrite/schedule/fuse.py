@@ -8,7 +8,7 @@ nothing but kernels changes places; one that can raise does not pass a call, so 
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -78,18 +78,22 @@ class _Part:
 
 @dataclass
 class _Group:
-    """Launches that have become one. `loop` is None if their nests do not share loops."""
+    """Launches that have become one. `loop` is None if their nests do not share loops; `count`: how many of them touch
+    a tensor, by its name; `written`: what they write, in order."""
 
     position: int
-    parts: list[_Part]
     loop: Loop | None
+    parts: list[_Part] = field(default_factory=list)
+    count: Counter[str] = field(default_factory=Counter)
+    buffers: dict[Buffer, None] = field(default_factory=dict)
+    written: dict[Buffer, None] = field(default_factory=dict)
     allocations: list[Call] = field(default_factory=list)
 
-    def buffers(self) -> dict[Buffer, None]:
-        return {buffer: None for part in self.parts for buffer in part.buffers}
-
-    def written(self) -> dict[Buffer, None]:
-        return {buffer: None for part in self.parts for buffer in part.written}
+    def add(self, part: _Part) -> None:
+        self.parts.append(part)
+        self.count.update(buffer.name for buffer in part.buffers)
+        self.buffers.update(dict.fromkeys(part.buffers))
+        self.written.update(dict.fromkeys(part.written))
 
 
 class _Fusion:
@@ -183,14 +187,14 @@ class _Fusion:
             reason = f"they share loops over {box(loop.axes)}" + (f", which saves {saved:,} bytes" if saved else "")
             self.decisions.append(Decision("fuse", subjects, True, reason))
             group.loop = loop
-            group.parts.append(part)
             self._enter(group, part)
             return
-        group = _Group(len(self.items), [part], _one_loop(part.nests))
+        group = _Group(len(self.items), _one_loop(part.nests))
         self.items.append(group)
         self._enter(group, part)
 
     def _enter(self, group: _Group, part: _Part) -> None:
+        group.add(part)
         group.allocations += [self.waiting.pop(b.name) for b in part.written if b.name in self.waiting]
         for buffer in part.buffers:
             root = self._root(buffer.name)
@@ -215,14 +219,11 @@ class _Fusion:
 
     def _saved(self, group: _Group, part: _Part) -> int:
         """Bytes that need not be moved if the launch joins."""
-        count: dict[str, int] = {}  # how many of them touch a tensor
-        for one in (*group.parts, part):
-            for buffer in one.buffers:
-                count[buffer.name] = count.get(buffer.name, 0) + 1
-        written = {buffer.name for buffer in group.written()}
-        read = [buffer.name for buffer in (*part.read, *part.in_place)]
-        gone = [name for name in read if name in written and self.users[self._root(name)] == count[name]]
-        return saved_by_joining(self.body, {buffer.name for buffer in group.buffers()}, read, gone)
+        read = [buffer.name for buffer in (*part.read, *part.in_place) if buffer.name in group.count]
+        written = {buffer.name for buffer in group.written}
+        here = group.count + Counter(buffer.name for buffer in part.buffers)
+        gone = [name for name in read if name in written and self.users[self._root(name)] == here[name]]
+        return saved_by_joining(self.body, read, gone)
 
     def _users(self) -> defaultdict[str, int]:
         """How many steps touch each memory; what the caller gets or gave is touched outside."""
@@ -244,13 +245,13 @@ class _Fusion:
     def _joined(self, group: _Group, part: _Part) -> Loop | Refusal:
         if group.loop is None:
             return Refusal("the nests of the first do not share loops")
-        together = group.buffers() | dict.fromkeys(part.buffers)
+        together = group.buffers | dict.fromkeys(part.buffers)
         if len(together) > MOST_BUFFERS:
             return Refusal("there are too many tensors")
         in_place = part.in_place or any(one.in_place for one in group.parts)
         if in_place and (part.raises or any(one.raises for one in group.parts)):
             return Refusal("one writes in place, and one may raise before all is written")
-        if self._under_two_names(together, {*group.written(), *part.written}):
+        if self._under_two_names(together, {*group.written, *part.written}):
             return Refusal("they know the same memory by different names")
         loop: Loop | Refusal = group.loop
         for nest in part.nests:
@@ -281,7 +282,7 @@ class _Fusion:
             if isinstance(item, Call):
                 steps.append(item)
                 continue
-            kept = [b for b in item.written() if len(item.parts) == 1 or outside[self._root(b.name)] > 1]
+            kept = [b for b in item.written if len(item.parts) == 1 or outside[self._root(b.name)] > 1]
             wanted = {buffer.name for buffer in kept}
             steps += [call for call in item.allocations if call.result in wanted]
             steps.append(_launch(item, tuple(kept), self.kernels))
@@ -292,7 +293,7 @@ class _Fusion:
         """How many items touch each memory; what the caller gets or gave is touched outside."""
         count: defaultdict[str, int] = defaultdict(int)
         for item in self.items:
-            names = (b.name for b in item.buffers()) if isinstance(item, _Group) else refs((item.args, item.kwargs))
+            names = item.count if isinstance(item, _Group) else refs((item.args, item.kwargs))
             for root in {self._root(name) for name in names}:
                 count[root] += 1
         return self._with_outside(count)

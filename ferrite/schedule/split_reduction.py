@@ -30,6 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from ferrite.decisions import Decision
 from ferrite.loops.access import written_by
@@ -210,7 +211,8 @@ def box_of(node: Reduce) -> str:
 def movable_reductions(nest: Nest) -> list[Reduce]:
     """Reductions that can as well be computed before the nest."""
     found = [node for node in _open_expressions(nest) if isinstance(node, Reduce)]
-    return [node for node in found if _why_it_stays(node, nest) is None]
+    around = _Around(nest)
+    return [node for node in found if around.why_it_stays(node) is None]
 
 
 def reductions_that_stay(nest: Nest) -> list[tuple[Reduce, str]]:
@@ -219,7 +221,8 @@ def reductions_that_stay(nest: Nest) -> list[tuple[Reduce, str]]:
     if not found:
         return []
     is_open = {node for node in _open_expressions(nest) if isinstance(node, Reduce)}
-    reasons = {node: _why_it_stays(node, nest) if node in is_open else "a guard protects it" for node in found}
+    around = _Around(nest)
+    reasons = {node: around.why_it_stays(node) if node in is_open else "a guard protects it" for node in found}
     return [(node, why) for node, why in reasons.items() if why is not None]
 
 
@@ -238,23 +241,43 @@ def _open_expressions(nest: Nest) -> Iterator[Expr]:
                 waiting.append(part)
 
 
-def _why_it_stays(node: Reduce, nest: Nest) -> str | None:
-    """What would be different if the reduction were computed before the nest; None if nothing."""
-    around = free_axes(node)
-    if can_raise(node):
-        return "it may raise"
-    if holds_argument(node) or not around <= set(nest.axes):
-        return "it is a part of another reduction or scan"
-    written = {buffer for statement in nest.body for buffer in written_by(statement)}
-    if any(part.buffer in written for part in walk(node) if isinstance(part, Load)):
-        return "its nest writes what it reads"
-    others = [axis for axis in nest.axes if axis not in around]
-    for part in walk(nest):
-        others += part.axes if isinstance(part, (Reduce, Fold)) else ()
-        others += (part.axis,) if isinstance(part, (Scan, FoldScan)) else ()
-    if all(known_nonnegative(axis.extent - 1) for axis in others):
-        return None
-    return "a loop around it may be empty, or its own"
+class _Around:
+    """What is around the reductions of a nest, which is asked for each of them."""
+
+    def __init__(self, nest: Nest) -> None:
+        self.nest = nest
+
+    @cached_property
+    def written(self) -> set[Buffer]:
+        return {buffer for statement in self.nest.body for buffer in written_by(statement)}
+
+    @cached_property
+    def all_inside_run(self) -> bool:
+        """Whether no loop inside of the nest is empty."""
+        inside: set[Axis] = set()
+        for part in walk(self.nest):
+            if isinstance(part, (Reduce, Fold)):
+                inside.update(part.axes)
+            elif isinstance(part, (Scan, FoldScan)):
+                inside.add(part.axis)
+        return all(map(_runs, inside))
+
+    def why_it_stays(self, node: Reduce) -> str | None:
+        """What would be different if the reduction were computed before the nest; None if nothing."""
+        axes = free_axes(node)
+        if can_raise(node):
+            return "it may raise"
+        if holds_argument(node) or not axes <= set(self.nest.axes):
+            return "it is a part of another reduction or scan"
+        if any(part.buffer in self.written for part in walk(node) if isinstance(part, Load)):
+            return "its nest writes what it reads"
+        if self.all_inside_run and all(_runs(axis) for axis in self.nest.axes if axis not in axes):
+            return None
+        return "a loop around it may be empty, or its own"
+
+
+def _runs(axis: Axis) -> bool:
+    return known_nonnegative(axis.extent - 1)
 
 
 def cut_of(node: Reduce, axes: Sequence[Axis], limits: Limits) -> Cut | Refusal | None:
