@@ -11,6 +11,8 @@ the last place of `exp` is a large error of the result. So if these rules do not
 times more with noise: what an inexact step takes and gives, and every gradient on its way back, is moved by a few units
 in the last place. Who is no farther from eager than SPREAD times the noisy runs are has made no error that matters.
 Where noise changes which values are NaN or infinite, nobody can say which are right; such elements are not compared.
+Eager multiplies halves in their own type, and may leave its range on the way to a result that is in it: there float64
+is right (`in_range`).
 Integers and truth values come from exact values only, and are equal or wrong.
 """
 
@@ -193,7 +195,9 @@ class ProgramComparison(Comparison):
         eager, compiled = eager.detach(), compiled.detach()
         if same_bits(eager, compiled):
             return
-        complaint = judge_values(eager, compiled, _read(read, self.asked.reference))
+        reference = _read(read, self.asked.reference)
+        eager = in_range(eager, compiled, reference)
+        complaint = judge_values(eager, compiled, reference)
         if complaint and eager.is_floating_point():
             noisy = [found for run in self.asked.noisy if (found := _read(read, run)) is not None]
             if is_within_noise(eager, compiled, noisy):
@@ -208,6 +212,14 @@ def _read(read: Callable[[Observation], Any], run: Observation) -> torch.Tensor 
     """A tensor of another run; None if that run came to nothing there."""
     found = read(run) if run.error is None else None
     return found.detach() if isinstance(found, torch.Tensor) else None
+
+
+def in_range(eager: torch.Tensor, compiled: torch.Tensor, reference: torch.Tensor | None) -> torch.Tensor:
+    """What float64 says where eager left the range of halves, the result is in it, and who is judged did not leave."""
+    if reference is None or eager.dtype not in (torch.float16, torch.bfloat16) or reference.shape != eager.shape:
+        return eager
+    rounded = reference.to(eager.dtype)
+    return torch.where(rounded.isfinite() & compiled.isfinite() & ~eager.isfinite(), rounded, eager)
 
 
 def is_within_noise(eager: torch.Tensor, compiled: torch.Tensor, noisy: list[torch.Tensor]) -> bool:

@@ -21,7 +21,7 @@ from ferrite.loops.text import parse_program
 from tests.fuzz import loops, pre_grad
 from tests.fuzz.engines import ENGINES, NATIVE, Engine
 from tests.fuzz.generate import generate
-from tests.fuzz.judge import NOISY_RUNS, Eager, Judge, Verdict, is_within_noise, judge
+from tests.fuzz.judge import NOISY_RUNS, Eager, Judge, Verdict, in_range, is_within_noise, judge
 from tests.fuzz.programs import (
     LAYOUTS,
     Input,
@@ -384,6 +384,18 @@ def test_noise_does_not_explain_what_is_far_away() -> None:
     assert is_within_noise(eager, eager * (1 + 3e-6), noisy)
     assert not is_within_noise(eager, eager * (1 + 3e-4), noisy)
     assert not is_within_noise(eager, torch.tensor([1.0, torch.nan]), noisy)
+
+
+def test_float64_is_right_where_eager_left_the_range_of_halves_on_the_way() -> None:
+    """300 * 300 * 0 is NaN in eager, in halves, and 0 in float64; what is infinite in both stays so."""
+    inf, nan = torch.inf, torch.nan
+    eager = torch.tensor([nan, inf, 2.0, nan], dtype=torch.float16)
+    reference = torch.tensor([0.0, 90000.0, 2.0, 1.0], dtype=torch.float64)
+    compiled = torch.tensor([0.5, inf, 5.0, nan], dtype=torch.float16)
+    found = in_range(eager, compiled, reference)
+    torch.testing.assert_close(found, torch.tensor([0.0, inf, 2.0, nan], dtype=torch.float16), equal_nan=True)
+    single = torch.tensor([nan])
+    assert in_range(single, torch.zeros(1), torch.zeros(1, dtype=torch.float64)) is single
 
 
 def test_noise_passes_parts_that_nobody_reads() -> None:
