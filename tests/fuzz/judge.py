@@ -11,8 +11,9 @@ the last place of `exp` is a large error of the result. So if these rules do not
 times more with noise: what an inexact step takes and gives, and every gradient on its way back, is moved by a few units
 in the last place. Who is no farther from eager than SPREAD times the noisy runs are has made no error that matters.
 Where noise changes which values are NaN or infinite, nobody can say which are right; such elements are not compared.
-Eager multiplies halves in their own type, and may leave its range on the way to a result that is in it: there float64
-is right (`in_range`).
+Eager may leave the range of a type on the way to a result that is in it: products of halves, and squares of the
+largest numbers under a norm, which come to NaN. There float64 is right of halves, with which nobody else computes; of
+others nobody is, and they are not compared (`in_range`).
 Integers and truth values come from exact values only, and are equal or wrong.
 """
 
@@ -215,11 +216,12 @@ def _read(read: Callable[[Observation], Any], run: Observation) -> torch.Tensor 
 
 
 def in_range(eager: torch.Tensor, compiled: torch.Tensor, reference: torch.Tensor | None) -> torch.Tensor:
-    """What float64 says where eager left the range of halves, the result is in it, and who is judged did not leave."""
-    if reference is None or eager.dtype not in (torch.float16, torch.bfloat16) or reference.shape != eager.shape:
+    """What is wanted where eager left the range of its type, the result is in it, and who is judged did not leave."""
+    if reference is None or not eager.is_floating_point() or reference.shape != eager.shape:
         return eager
     rounded = reference.to(eager.dtype)
-    return torch.where(rounded.isfinite() & compiled.isfinite() & ~eager.isfinite(), rounded, eager)
+    wanted = rounded if eager.dtype in (torch.float16, torch.bfloat16) else compiled
+    return torch.where(rounded.isfinite() & compiled.isfinite() & ~eager.isfinite(), wanted, eager)
 
 
 def is_within_noise(eager: torch.Tensor, compiled: torch.Tensor, noisy: list[torch.Tensor]) -> bool:

@@ -43,7 +43,12 @@ UNARY = (
     *_calls("f", "inexact", "functional.hardsigmoid functional.tanhshrink functional.softsign"),
     *_rows("f", "inexact", "functional.gelu({0}, approximate='tanh')", "torch.log({0}.abs() + 0.5)"),
     *_calls("a", "exact", "sqrt reciprocal square relu"),
-    *_calls("n", "exact", "abs neg functional.relu6 functional.leaky_relu functional.hardtanh functional.softshrink"),
+    *_calls("n", "exact", "abs neg"),
+    # Of NaN, what eager's gradient is depends on whether the element is in a whole vector or in the rest.
+    *_rows("n", "exact", "functional.relu6({0}.nan_to_num())"),
+    *_calls("n", "exact", "functional.leaky_relu"),
+    *_rows("n", "exact", "functional.hardtanh({0}.nan_to_num())"),
+    *_calls("n", "exact", "functional.softshrink"),
     *_calls("n", "jumps", "sign floor ceil round trunc nan_to_num sgn functional.hardshrink"),
     *_rows(
         "f", "jumps", "torch.frac({0})", "functional.threshold({0}, <float>, <float>)", "torch.round({0}, decimals=1)"
