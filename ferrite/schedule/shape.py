@@ -102,10 +102,14 @@ def _turned_loads(row: Axis, lane: Axis, body: Sequence[Statement]) -> Iterator[
 
 
 def always_read(part: Statement | Expr) -> Iterator[Load]:
-    """Loads at every point: not those that a guard or a requirement protects, nor those of reductions."""
+    """Loads at every point, each once: not those that a guard or a requirement protects, nor those of reductions."""
     waiting: list[Tree] = [part]
+    seen: set[Tree] = set()
     while waiting:
         node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
         if isinstance(node, Load):
             yield node
         if isinstance(node, (Guarded, Require)):

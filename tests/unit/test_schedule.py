@@ -13,7 +13,8 @@ import torch
 
 from ferrite.artifact.kernels import kernels_of
 from ferrite.decisions import Decision
-from ferrite.loops.nodes import Program
+from ferrite.loops.nodes import Apply, Expr, Load, Program, Store
+from ferrite.loops.rewrite import walk
 from ferrite.loops.text import parse_program, show
 from ferrite.schedule import shape, tile
 from ferrite.schedule.arrange import arrange
@@ -22,7 +23,7 @@ from ferrite.schedule.decided import Decided
 from ferrite.schedule.keep_exponentials import keep_exponentials
 from ferrite.schedule.keep_rows import keep_rows
 from ferrite.schedule.lift_reductions import lift_reductions
-from ferrite.schedule.shape import are_independent
+from ferrite.schedule.shape import always_read, are_independent
 from ferrite.schedule.split_axes import split_axes
 from ferrite.schedule.tile import tile_transposes
 from tests.unit.test_rewrite import assert_keeps_every_bit
@@ -372,3 +373,15 @@ def program(x: f32[512, 128], z: f32[512, 64], y: out(f32[512, 64])):
         y[i, j] = guarded(value(j) < i64({at}), x[i, j + 32], z[i, j])
 """)
     assert cut_at_guards(program).decisions == (Decision("cut at guards", ("program", "y"), taken, reason),)
+
+
+def test_what_is_used_twice_is_looked_at_once() -> None:
+    """A value that is doubled again and again is a million paths to one load. The gradient of i1e took minutes."""
+    program = parse_program("def kernel(x: f32[8], y: out(f32[8])):\n    for i in box(8):\n        y[i] = x[i]\n")
+    (store,) = program.nests[0].body
+    assert isinstance(store, Store)
+    value: Expr = store.value
+    for _ in range(20):
+        value = Apply("add", (value, value))
+    loads = [*always_read(Store(store.buffer, store.index, value))]
+    assert loads == [node for node in walk(store) if isinstance(node, Load)]
