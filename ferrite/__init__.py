@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "bisect", "cache", "compile", "errors", "if_option", "last_record", "list_mode_options", "list_options",
-    "register_pass", "register_pattern", "release_memory", "reset",
+    "register_pass", "register_pattern", "release_memory", "reset", "watch_graphs",
 ]  # fmt: skip
 
 
@@ -104,6 +104,14 @@ def last_record() -> Record | None:
     from ferrite.backend import last_record
 
     return last_record()
+
+
+def watch_graphs(function: Any) -> Any:
+    """Give `function` every graph that will run, compiled or found in the cache: its code, its text, what it calls;
+    also a context manager. See `ferrite.report.watch`."""
+    from ferrite.report.watch import watch_graphs
+
+    return watch_graphs(function)
 
 
 def reset() -> None:

@@ -27,7 +27,7 @@ import logging
 import os
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._dynamo.exc import RestartAnalysis, ShortenTraceback, SkipFrame, exceptions_allowed_to_be_fallback
@@ -43,8 +43,11 @@ from ferrite.graph.query import family
 from ferrite.graph.snapshot import restore, take
 from ferrite.interface import compile_shaped
 from ferrite.options import Options, from_environment, resolve
-from ferrite.report import trace
+from ferrite.report import trace, watch
 from ferrite.report.record import Record
+
+if TYPE_CHECKING:
+    from ferrite.artifact.compiled import CompiledGraph
 
 log = logging.getLogger(__name__)
 
@@ -163,19 +166,28 @@ def _from_cache(lookup: caching.Lookup, record: Record, options: Options) -> Cal
     if lookup.outcome in ("off", "package"):
         return None
     told, function = record.graph("cache"), None
+    made: dict[str, CompiledGraph] = {}  # by phase
+
+    def tell(compiled: CompiledGraph) -> None:
+        made[compiled.facts.phase] = compiled
+        trace.compiled_graph(compiled)
+
     with told.stage("load"):
         if lookup.entry is not None:
             try:
-                function = caching.wrapped(lookup.entry, options, lookup.lines, trace.compiled_graph)
+                function = caching.wrapped(lookup.entry, options, lookup.lines, tell)
                 graphs = caching.said_by(lookup.entry)
                 record.graphs += graphs
                 for graph in graphs:
                     if graph.phase in lookup.entry.graphs:
                         trace.count(graph)
+                        graph.compiled = made[graph.phase]
             except Exception as error:
                 # The digest is right, so this is an entry that we should not have written.
                 lookup.fail(f"{type(error).__name__}: {error}")
     told.decisions.append(Decision("cache", (told.name,), function is not None, lookup.reason))
+    for compiled in made.values() if function is not None else ():
+        watch.show_graph(compiled)
     return function
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from ferrite import caching, pipeline
 from ferrite.artifact.compiled import CompiledGraph
 from ferrite.artifact.direct import direct
 from ferrite.collection import without_collection
-from ferrite.errors import UserFault
+from ferrite.errors import CompileFault, UserFault
 from ferrite.failure import FerriteError
 from ferrite.graph.decompose import decomposition_table
 from ferrite.graph.query import family
@@ -35,7 +35,7 @@ from ferrite.graph.strides import current_strides
 from ferrite.graph.whole import kept_whole
 from ferrite.options import Options
 from ferrite.packaging import Package
-from ferrite.report import trace
+from ferrite.report import trace, watch
 from ferrite.report.debug import DebugFolder
 from ferrite.report.record import Record
 from ferrite.schemes import scheme_of
@@ -119,7 +119,12 @@ class Compilation:
             try:
                 given = _inputs_of(phase, inputs, saved)
                 compiled = scheme_of(options)(module, graph_id, phase, given, options, record)
+                record.compiled = compiled
+                watch.show_graph(compiled)
             except Exception as error:
+                if record.compiled is not None:
+                    with suppress(CompileFault):  # of the code itself, which has been raised then
+                        trace.compiled_graph(record.compiled)
                 if options.strict or isinstance(error, UserFault):
                     raise FerriteError(f"{record.name}", error).with_traceback(error.__traceback__) from error
                 self.record.failures.append(f"{record.name} runs as captured: {type(error).__name__}: {error}")

@@ -11,6 +11,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any
 
 log = logging.getLogger(__name__)
@@ -130,6 +131,10 @@ class Options:
     def names_passes(self) -> bool:
         """Whether there are names that only the passes themselves know to be right."""
         return bool(self.pre_grad or self.pre_dispatch_add or self.pre_dispatch_remove or self.numeric_check)
+
+    def debug_folder(self, graph: str) -> Path | None:
+        """Where files about a graph go, if there are to be some."""
+        return Path(self.debug_dir).absolute() / graph if self.debug else None
 
 
 # `reduce-overhead` speaks of CUDA graphs: accepted, nothing to do on a CPU. The others wait for what they tune.

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ferrite.artifact.check_inputs import assumptions
-from ferrite.artifact.compiled import CompiledGraph, Facts
+from ferrite.artifact.compiled import PLACELESS, CompiledGraph, Facts
 from ferrite.decisions import Decision
 from ferrite.errors import Unsupported
 from ferrite.extension import with_user_passes
@@ -132,7 +132,9 @@ def compile_graph(
     with record.stage("host"):
         program = plan_all(lowered, f"graph_{graph_id}_{phase}", constant_nodes(lowered.constants))
         program = rewrite(program, "host", HOST_PASSES, options, record)
-        compiled = CompiledGraph(program, lowered.constants, facts_of(module, graph_id, phase, options, record))
+        facts, folder = facts_of(module, graph_id, phase, options, record), options.debug_folder(program.name)
+        compiled = CompiledGraph(program, lowered.constants, facts, folder=str(folder or PLACELESS))
+        record.compiled = compiled  # before it is loaded: whoever hears that this failed has the code
         compiled.load()
         record.decisions += compiled.decisions
         for name, why in compiled.refused.items():

@@ -28,11 +28,13 @@ from ferrite.errors import Unsupported
 from ferrite.graph.names import resolve
 from ferrite.host import packed
 from ferrite.host.check import check_program
+from ferrite.host.eager_calls import show_calls
 from ferrite.host.nodes import ALLOCATE, HostProgram
 from ferrite.host.python import PythonCode, emit, load
 from ferrite.host.text import show_program
 from ferrite.native import support
 
+PLACELESS = "ferrite"  # the folder of code that is in no file
 RANGE = "torch._C._profiler._RecordFunctionFast"  # one in a profile, of the kind that the native form makes too
 
 
@@ -76,6 +78,7 @@ class CompiledGraph:
     built: Code | None = None  # machine code of the kernels, once there is some
     layout: Layout | None = None  # of the native program, once there is one
     support: Mapping[str, bytes] = field(default_factory=dict, repr=False)  # what it was carried here with
+    folder: str = PLACELESS  # of its Python, if that is written to a file
     run: Callable[[list[Any]], Any] | None = field(init=False, default=None, repr=False)
     body: Callable[[list[Any]], Any] = field(init=False, repr=False)  # `run` without marks for a profiler
     check: Callable[[Any], None] | None = field(init=False, default=None, repr=False)
@@ -99,6 +102,11 @@ class CompiledGraph:
     @cached_property
     def key(self) -> str:
         return hashlib.sha256(msgspec.msgpack.encode(packed.pack(self.program))).hexdigest()
+
+    @property
+    def eager_calls(self) -> str:
+        """What it calls that is no kernel: a JSON list, as `host.eager_calls` has it."""
+        return show_calls(self.program)
 
     @property
     def kernels(self) -> tuple[Source, ...]:
@@ -149,7 +157,7 @@ class CompiledGraph:
 
     def _in_python(self, kernels: Kernels, code: PythonCode) -> Mapping[str, Callable[..., Any]]:
         """The program in Python, and the functions that its operators call, by name."""
-        return load(self.program, code, self.constants, kernels.functions, resolve, _callable)
+        return load(self.program, code, self.constants, kernels.functions, resolve, _callable, self.folder)
 
     def _profiled(self, kernels: Kernels) -> _Profiled:
         """The same program with a range for each step, made when a profiler looks for the first time."""

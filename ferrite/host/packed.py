@@ -55,16 +55,16 @@ def _unpack_input(name: str, kind: str, static: bool, donated: bool, saved: bool
 def _pack_step(step: Step) -> Packed:
     match step:
         case Call():
-            kwargs = {name: _pack_value(value) for name, value in step.kwargs.items()}
-            return ["call", step.result, step.target, [_pack_value(value) for value in step.args], kwargs, step.source]
+            kwargs = {name: pack_value(value) for name, value in step.kwargs.items()}
+            return ["call", step.result, step.target, [pack_value(value) for value in step.args], kwargs, step.source]
         case Launch():
             origins = [[origin.op, origin.line, origin.message] for origin in step.origins]
-            sizes = [_pack_value(size) for size in step.sizes]
+            sizes = [pack_value(size) for size in step.sizes]
             return ["launch", step.kernel, list(step.buffers), sizes, step.source, origins, list(step.ops)]
         case Free():
             return ["free", list(step.names)]
         case Return():
-            return ["return", _pack_value(step.value)]
+            return ["return", pack_value(step.value)]
 
 
 def _unpack_step(packed: Packed, lines: Mapping[str, str]) -> Step:
@@ -88,7 +88,7 @@ def _now(source: str, lines: Mapping[str, str]) -> str:
     return ", ".join(lines.get(place, place) for place in source.split(", ")) if lines else source
 
 
-def _pack_value(value: Any) -> Packed:
+def pack_value(value: Any) -> Packed:
     match value:
         case None | bool() | int() | float() | str():
             return value
@@ -97,13 +97,13 @@ def _pack_value(value: Any) -> Packed:
         case Named():
             return ["named", value.path]
         case tuple():
-            return ["tuple", *map(_pack_value, value)]
+            return ["tuple", *map(pack_value, value)]
         case list():
-            return ["list", *map(_pack_value, value)]
+            return ["list", *map(pack_value, value)]
         case dict():
-            return ["dict", *([_pack_value(key), _pack_value(item)] for key, item in value.items())]
+            return ["dict", *([pack_value(key), pack_value(item)] for key, item in value.items())]
         case slice():
-            return ["slice", _pack_value(value.start), _pack_value(value.stop), _pack_value(value.step)]
+            return ["slice", pack_value(value.start), pack_value(value.stop), pack_value(value.step)]
         case complex():
             return ["complex", value.real, value.imag]
     raise Malformed(f"a {type(value).__name__} cannot be packed", where="host.packed", program=repr(value))

@@ -1,17 +1,24 @@
 """A host program as a Python function: readable, debuggable, and what runs until the native form exists.
 
-`emit` gives the source, `load` the functions. The source is found by tracebacks and debuggers (a loader in the
-module's globals serves it), each line ends with the user's own line, and it names operators by identifiers that
-`load` binds to the operators themselves, so a call costs one global lookup. An error that a kernel raises is given a
-note with the op and the user's line: the words of the error itself are eager's.
+`emit` gives the source, `load` the functions. The source is never read from a file: where one is written, it is for
+people. It has a name that holds a digest of it, so two sources never have one name, and under that name tracebacks,
+debuggers and `inspect` find its lines for as long as the function lives. Each line ends with the user's own line, which
+`lines` has as data. Operators are named by identifiers that `load` binds to the operators themselves, so a call costs
+one global lookup. An error that a kernel raises is given a note with the op and the user's line: the words of the error
+itself are eager's.
 """
 
 from __future__ import annotations
 
+import hashlib
 import linecache
+import os
 import re
+import weakref
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import TracebackType
 from typing import Any
 
@@ -28,10 +35,26 @@ UNKNOWN = "an unknown line"
 class PythonCode:
     """Source text, and which outside object each of its global names stands for."""
 
+    name: str  # of the program
     source: str
     called: dict[str, str]  # identifier of something that is only called -> its name
     passed: dict[str, str]  # identifier of an object that is passed along -> its name
-    fallible: dict[int, Launch] = field(default_factory=dict)  # line -> the launch there, if its kernel can raise
+    steps: dict[int, Call | Launch] = field(default_factory=dict)  # line of the source -> what it does
+
+    @cached_property
+    def filename(self) -> str:
+        """`graph_0_forward_1f6c2b0a94de3377.py`: by content, so another source has another name."""
+        return f"{self.name}_{hashlib.sha256(self.source.encode()).hexdigest()[:16]}.py"
+
+    @property
+    def lines(self) -> dict[int, tuple[str, ...]]:
+        """Line of the source -> the user's lines behind it (`model.py:41`), for each that has some."""
+        return {line: tuple(step.source.split(", ")) for line, step in self.steps.items() if step.source}
+
+    @property
+    def fallible(self) -> dict[int, Launch]:
+        """Line of the source -> the launch there, if its kernel can raise."""
+        return {line: step for line, step in self.steps.items() if isinstance(step, Launch) and step.origins}
 
 
 def emit(program: HostProgram, ranges: str = "") -> PythonCode:
@@ -39,7 +62,7 @@ def emit(program: HostProgram, ranges: str = "") -> PythonCode:
     path of what makes a range for a profiler of a name; each step that has one then runs in it, on the same line."""
     names = _Names(program)
     lines: list[str] = []
-    fallible: dict[int, Launch] = {}
+    steps: dict[int, Call | Launch] = {}
     for function in (*program.functions, program):
         lines += ["", ""] if lines else []
         lines += _header(function, boxed=function is program)
@@ -47,9 +70,9 @@ def emit(program: HostProgram, ranges: str = "") -> PythonCode:
             label = range_of(step) if ranges else None
             within = f"with {names.of_target(ranges)}({label!r}): " if label else ""
             lines.append(f"    {within}{_line(step, names)}")
-            if isinstance(step, Launch) and step.origins:
-                fallible[len(lines)] = step
-    return PythonCode("\n".join(lines) + "\n", names.called, names.passed, fallible)
+            if isinstance(step, (Call, Launch)):
+                steps[len(lines)] = step
+    return PythonCode(program.name, "\n".join(lines) + "\n", names.called, names.passed, steps)
 
 
 def load(
@@ -59,13 +82,15 @@ def load(
     kernels: Mapping[str, Callable[..., None]],
     resolve: Callable[[str], Any],
     resolve_call: Callable[[str], Any],
+    folder: str,
 ) -> dict[str, Callable[..., Any]]:
     """Run the source once, with every outside object and kernel bound, and give the program's function and those that
     its operators call, by name.
 
-    `resolve_call` may give something that is quicker to call than the object itself.
+    `resolve_call` may give something that is quicker to call than the object itself; `folder`: where a debugger will
+    look for a file with the source, which need not be there.
     """
-    filename = f"ferrite/{program.name}.py"
+    filename = os.path.join(folder, code.filename)
     namespace: dict[str, Any] = {"__name__": f"ferrite.{program.name}", "__loader__": _Source(code.source)}
     namespace |= {"inf": float("inf"), "nan": float("nan")}
     namespace |= {identifier: resolve_call(path) for identifier, path in code.called.items()}
@@ -74,11 +99,30 @@ def load(
     namespace |= kernels
     try:
         exec(compile(code.source, filename, "exec"), namespace)
-        linecache.cache.pop(filename, None)  # lines of a program that had this name before a reset
     except (SyntaxError, MemoryError, RecursionError) as error:
         raise ToolFailed("Python did not compile a host program", ran=filename, why=str(error)) from error
     made = {part.name: namespace[part.name] for part in (*program.functions, program)}
-    return {name: _noting(function, code.fallible) for name, function in made.items()} if code.fallible else made
+    _serve_lines(filename, namespace, made[program.name])
+    fallible = code.fallible
+    return {name: _noting(function, fallible) for name, function in made.items()} if fallible else made
+
+
+def _serve_lines(filename: str, namespace: dict[str, Any], function: Callable[..., Any]) -> None:
+    """Who has the namespace finds the source by its loader; who has a file's name only (`inspect`, the debugger's list
+    of a whole function) finds it so, until the function goes."""
+    _served[filename] += 1
+    linecache.lazycache(filename, namespace)
+    weakref.finalize(function, _forget_lines, filename).atexit = False
+
+
+_served: Counter[str] = Counter()  # functions that live, by the name of their source: equal ones share it
+
+
+def _forget_lines(filename: str) -> None:
+    _served[filename] -= 1
+    if not _served[filename]:
+        del _served[filename]
+        linecache.cache.pop(filename, None)
 
 
 # ---- errors of kernels

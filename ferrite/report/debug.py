@@ -2,16 +2,21 @@
 
 Written below `debug_dir` when the option `debug` is on:
 
-    graph_0_forward/  captured.txt  transformed.txt  host.txt  output_code.py  record.txt  run.py  constants.pt
+    graph_0_forward/  captured.txt  transformed.txt  host.txt  record.txt  run.py  constants.pt
+                      graph_0_forward_1f6c2b0a94de3377.py       (the host program in Python, by its content)
+                      eager_calls.json                          (what it calls that is no kernel)
                       kernel_0.txt  kernel_0.ll  kernel_0.s     (its loops as they run, LLVM's text, assembly)
 
-A file that cannot be written is reported once and never fails a compile.
+The Python is for people and for debuggers: what runs names that file, and is never read from it. A file that cannot be
+written is reported once and never fails a compile.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.fx import GraphModule
@@ -21,6 +26,7 @@ from ferrite.artifact.kernels import listing
 from ferrite.graph.query import attribute, children, family
 from ferrite.graph.text import show_graph
 from ferrite.options import Options
+from ferrite.report import trace
 from ferrite.report.record import Record
 
 log = logging.getLogger(__name__)
@@ -62,7 +68,7 @@ class DebugFolder:
     """The folder of one graph. Say what happens before and after; the files follow."""
 
     def __init__(self, options: Options, name: str) -> None:
-        self._folder = Path(options.debug_dir) / name if options.debug else None
+        self._folder = options.debug_folder(name)
 
     def captured(self, module: GraphModule, name: str) -> None:
         if self._folder is None:
@@ -76,7 +82,9 @@ class DebugFolder:
             return
         self._write("transformed.txt", show_graph(module.graph, types=True, sources=True))
         self._write("host.txt", str(compiled))
-        self._write("output_code.py", compiled.code.source)
+        if self._write(compiled.code.filename, compiled.code.source):
+            trace.code_is_in(compiled, self._folder / compiled.code.filename)
+        self._write("eager_calls.json", compiled.eager_calls)
         self._write("record.txt", str(record))
         for kernel in compiled.kernels if compiled.facts.executor == "native" else ():
             if kernel.name not in compiled.refused:
@@ -86,16 +94,19 @@ class DebugFolder:
                 self._write(f"{kernel.name}.s", shown.assembly)
         log.warning("Ferrite wrote debug files to %s", self._folder)
 
-    def _write(self, name: str, text: str) -> None:
-        self._guarded(name, lambda path: path.write_text(text))
+    def _write(self, name: str, text: str) -> bool:
+        return self._guarded(name, lambda path: path.write_text(text))
 
-    def _guarded(self, name: str, write) -> None:
+    def _guarded(self, name: str, write: Callable[[Path], Any]) -> bool:
+        """Whether that worked."""
         assert self._folder is not None
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             write(self._folder / name)
         except Exception as error:
             log.warning("Ferrite could not write %s: %s", self._folder / name, error)
+            return False
+        return True
 
 
 def script(module: GraphModule, name: str) -> str:

@@ -1,18 +1,24 @@
 """The record of one compile: stages, passes, decisions, fallbacks and texts, as plain data.
 
 One `Record` belongs to one call of the backend; its forward and backward graphs each add a `GraphRecord`. The pass
-runner and the pipeline write into it while they work; everybody else only reads.
+runner and the pipeline write into it while they work; everybody else only reads. What was compiled is not part of a
+record, which outlives it: a graph's record leads to it for as long as it is alive.
 """
 
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ferrite.decisions import Decision
 from ferrite.step_cost import StepCost
+
+if TYPE_CHECKING:
+    from ferrite.artifact.compiled import CompiledGraph
 
 
 @dataclass(frozen=True)
@@ -58,6 +64,19 @@ class GraphRecord:
     peak_memory: int | None = None  # bytes that a call needs at most beside its arguments, if memory was planned
     block_memory: int | None = None  # bytes of them that lie in the block
     costs: tuple[StepCost, ...] = ()  # of each step, in order
+
+    def __post_init__(self) -> None:
+        self._compiled: weakref.ref[CompiledGraph] | None = None  # no field: nothing of it is stored
+
+    @property
+    def compiled(self) -> CompiledGraph | None:
+        """What runs, while somebody can still call it: `code.source` is its Python, `code.lines` leads from a line of
+        that to the user's."""
+        return None if self._compiled is None else self._compiled()
+
+    @compiled.setter
+    def compiled(self, compiled: CompiledGraph) -> None:
+        self._compiled = weakref.ref(compiled)
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:

@@ -5,8 +5,10 @@ Text is made only if somebody listens.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,9 +30,9 @@ perf_hint_log = getArtifactLogger("torch.ferrite", "perf_hints")
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
 
 
-def artifact(name: str, text: Any) -> None:
+def artifact(name: str, text: Any, encoding: str = "string") -> None:
     """One named text in the structured trace; `text` is a function that makes it."""
-    trace_structured("artifact", metadata_fn=lambda: {"name": name, "encoding": "string"}, payload_fn=text)
+    trace_structured("artifact", metadata_fn=lambda: {"name": name, "encoding": encoding}, payload_fn=text)
 
 
 def graph(title: str, module: GraphModule, logger: logging.Logger) -> None:
@@ -42,10 +44,19 @@ def graph(title: str, module: GraphModule, logger: logging.Logger) -> None:
 
 def compiled_graph(compiled: CompiledGraph) -> None:
     """The code that will run."""
+    name = compiled.program.name
     if output_code_log.isEnabledFor(logging.DEBUG):
-        output_code_log.debug("Output code of %s:\n%s", compiled.program.name, compiled.code.source)
-    artifact(f"ferrite_output_code_{compiled.program.name}", lambda: compiled.code.source)
-    artifact(f"ferrite_host_program_{compiled.program.name}", lambda: str(compiled))
+        output_code_log.debug("Output code of %s, %s:\n%s", name, compiled.code.filename, compiled.code.source)
+    artifact(f"ferrite_output_code_{name}", lambda: compiled.code.source)
+    artifact(f"ferrite_output_code_lines_{name}", lambda: json.dumps(compiled.code.lines), "json")
+    artifact(f"ferrite_host_program_{name}", lambda: str(compiled))
+    artifact(f"ferrite_eager_calls_{name}", lambda: compiled.eager_calls, "json")
+
+
+def code_is_in(compiled: CompiledGraph, path: Path) -> None:
+    """A file has the code."""
+    output_code_log.debug("Output code of %s is in %s", compiled.program.name, path)
+    log.info("Ferrite wrote the code of %s to %s", compiled.program.name, path)
 
 
 def graph_record(record: GraphRecord, scheme: str) -> None:

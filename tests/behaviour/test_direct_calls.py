@@ -27,17 +27,10 @@ def compiled_graphs(
 ) -> list[CompiledGraph]:
     """What compiling a function and calling it once made."""
     made: list[CompiledGraph] = []
-    load = CompiledGraph.load
-
-    def noting(self: CompiledGraph) -> Any:
-        made.append(self)
-        return load(self)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(CompiledGraph, "load", noting)
+    with ferrite.watch_graphs(made.append):
         chosen = {**STRICT, "host": host, **options}
         torch.compile(function, backend="ferrite", dynamic=dynamic, options=chosen)(*inputs)
-    return list({id(each): each for each in made}.values())
+    return made
 
 
 X, W = torch.randn(6, 4), torch.randn(6, 5)

@@ -233,6 +233,8 @@ torch.compile(lambda x: (x * 2).sin(), backend="ferrite")(x).sum().backward()
     for name in (
         "ferrite_output_code_graph_0_forward",
         "ferrite_output_code_graph_0_backward",
+        "ferrite_output_code_lines_graph_0_forward",
+        "ferrite_eager_calls_graph_0_forward",
         "ferrite_host_program_graph_0_forward",
         "ferrite_graph_0_before_pre_grad",
         "ferrite_graph_0_backward_before_post_grad",
@@ -245,12 +247,13 @@ torch.compile(lambda x: (x * 2).sin(), backend="ferrite")(x).sum().backward()
 
 def test_debug_folder(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "ferrite"):
-        compile_and_run(training=True, debug=True, debug_dir=str(tmp_path))
+        compile_and_run(training=True, debug=True, debug_dir=str(tmp_path), products="library")
     folders = sorted(path.name for path in tmp_path.iterdir())
     assert folders == ["graph_0_backward", "graph_0_forward"]
     for folder in tmp_path.iterdir():
-        for name in ("captured.txt", "transformed.txt", "host.txt", "output_code.py", "record.txt", "run.py"):
+        for name in ("captured.txt", "transformed.txt", "host.txt", "record.txt", "run.py", "eager_calls.json"):
             assert (folder / name).stat().st_size > 20, name
+        assert len([*folder.glob(f"{folder.name}_*.py")]) == 1
     assert sum(str(tmp_path / "graph_0_forward") in message for message in caplog.messages) == 1
     assert "test_records_and_logs.py" in (tmp_path / "graph_0_forward" / "captured.txt").read_text()
 

@@ -25,7 +25,7 @@ ARROWS: dict[str, set[str]] = {
     "schedule": {"decisions", "errors", "syntax", "host", "loops", "step_cost"},
     "native": {"decisions", "errors", "loops", "schedule"},
     "artifact": {"decisions", "errors", "graph", "host", "loops", "native", "syntax"},
-    "report": {"artifact", "decisions", "graph", "options", "step_cost"},
+    "report": {"artifact", "decisions", "errors", "graph", "options", "step_cost"},
     "registry": {"extension"},  # for the type of what it holds
     "failure": set(),
     "identity": {"errors", "graph"},
