@@ -26,7 +26,7 @@ from ferrite import caching, pipeline
 from ferrite.artifact.compiled import CompiledGraph
 from ferrite.artifact.direct import direct
 from ferrite.collection import without_collection
-from ferrite.errors import CompileFault, UserFault
+from ferrite.errors import CompileFault, Unsupported, UserFault
 from ferrite.failure import FerriteError
 from ferrite.graph.decompose import decomposition_table
 from ferrite.graph.query import family
@@ -50,9 +50,12 @@ class Compilation:
         self.record = record
         self.options = options
         self.made: dict[str, CompiledGraph] = {}  # by phase
+        self.is_saved = False  # the function is to leave the process
         self.is_guarded = TracingContext.try_get() is not None  # Dynamo called, and looks at arguments before each call
 
     def compile(self, module: GraphModule, inputs: list[Any], lookup: caching.Lookup) -> Callable[..., Any]:
+        self.is_saved = lookup.outcome == "package"
+        self._refuse_python(f"graph {self.record.graph_id}", why_not_native(self.options))
         use_rows = self.options.executor != "eager"
         run_aot = aot_autograd(
             fw_compiler=functools.partial(self._compile_after_autograd, phase="forward"),
@@ -132,6 +135,7 @@ class Compilation:
                 for member, snapshot in spare.items():
                     restore(member, snapshot)
                 return make_boxed_func(module.forward)
+            self._refuse_python(record.name, compiled.why_python)
             self.made[phase] = compiled
             if phase == "forward":
                 _report_strides(module)
@@ -142,6 +146,18 @@ class Compilation:
             folder.compiled(module, compiled, self.record)
         log.info("Ferrite compiled %s graph %d in %.1f ms", _LOUD[phase], graph_id, 1e3 * record.seconds)
         return compiled.load() if self.is_guarded else compiled
+
+    def _refuse_python(self, where: str, why: str) -> None:
+        """A function that is saved runs no Python between its kernels; in this process it may."""
+        if self.is_saved and why:
+            raise FerriteError(where, Unsupported("a saved function needs a native wrapper, and has none", why=why))
+
+
+def why_not_native(options: Options) -> str:
+    """Why no graph runs natively, if that is known of all of them."""
+    if options.host != "native":
+        return f"the option host is {options.host}"
+    return f"the executor is {options.executor}" if options.executor != "native" else ""
 
 
 _LOUD = {"forward": "FORWARDS", "backward": "BACKWARDS", "inference": "INFERENCE"}

@@ -1,5 +1,5 @@
 """The code of a host program for people and tools: its name, its lines and the user's, its file, who may look at it,
-and what it calls as JSON."""
+what it calls as JSON, and that a function that leaves the process runs without it."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from ferrite.failure import FerriteError
 from ferrite.host.eager_calls import show_calls
 from ferrite.host.nodes import Call, HostProgram, Return
 from ferrite.host.packed import pack, unpack
+from ferrite.packaging import Package
 from ferrite.syntax import Named, Ref
 from tests.behaviour.child import run_python
 from tests.behaviour.compare import STRICT
@@ -344,6 +345,83 @@ def test_every_kind_of_argument_has_a_form_in_json() -> None:
     (again,) = unpack([*pack(program)[:2], [step], [], []]).steps
     assert again == Call("y", made.target, made.args[:5], made.kwargs, made.source)
     assert json.loads(show_calls(HostProgram("empty", (), (Return(()),)))) == []
+
+
+# ---- a function that leaves the process has a native wrapper
+
+
+def by_a_third(x: Tensor) -> Tensor:
+    return x.softmax(-1) * (x.shape[0] / 3)
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "reason"),
+    [
+        (two_lines, {"host": "python"}, "the option host is python"),
+        (two_lines, {"executor": "oracle"}, "the executor is oracle"),
+        (by_a_third, {}, "truediv"),
+    ],
+    ids=["no native host", "no native code", "numbers that are not whole"],
+)
+def test_what_has_no_native_wrapper_is_not_saved_and_runs_in_python(
+    function: Callable[..., Tensor], options: dict[str, Any], reason: str
+) -> None:
+    inputs = (X, W)[: function.__code__.co_argcount]
+    compiled = torch.compile(function, backend="ferrite", fullgraph=True, dynamic=True, options=options)
+    with pytest.raises(FerriteError, match=f"(?s)native wrapper.*{reason}"):
+        compiled.aot_compile((inputs, {}))
+    torch.testing.assert_close(compiled(*inputs), function(*inputs))
+    record = ferrite.last_record()
+    assert record is not None
+    assert record.failures == []
+    said = [choice.reason for choice in record.decisions if choice.what == "native host"]
+    assert all(reason in each for each in said)
+    assert bool(said) is ("host" not in options)  # who asks for Python is not told why
+
+
+def adds_up(total: Tensor, x: Tensor) -> Tensor:
+    total.add_(x)
+    return (total @ x.t()).sort(dim=1)[0]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_inputs_are_written_once_in_a_call_and_never_by_a_compile(tmp_path: Path, dynamic: bool) -> None:
+    """Neither to find out what a graph does nor to find out which way is faster."""
+    total, x = torch.zeros(6, 8), torch.ones(6, 8)
+    strided = torch.zeros(8, 6).t()
+    compiled = torch.compile(adds_up, backend="ferrite", fullgraph=True, dynamic=dynamic, options=LIBRARY)
+    saved = compiled.aot_compile(((total, x), {}))
+    assert torch.equal(total, torch.zeros(6, 8))
+    saved.save_compiled_function(str(tmp_path / "function"))
+    with open(tmp_path / "function", "rb") as file:
+        loaded = torch.compiler.load_compiled_function(file)
+    assert torch.equal(total, torch.zeros(6, 8))
+    for count, call in enumerate((saved, loaded, compiled, compiled), 1):
+        call(total, x)
+        assert torch.equal(total, torch.full((6, 8), float(count)))
+    compiled(strided, x)
+    assert torch.equal(strided, torch.ones(6, 8))
+    assert strided.stride() == (1, 6)
+
+
+LOADED = """
+import sys, torch
+with open({path!r}, "rb") as file:
+    call = torch.compiler.load_compiled_function(file)
+result = call(torch.zeros(6, 8), torch.ones(6, 8))
+assert result.shape == (6, 6)
+parts = ("compilation", "pipeline", "schedule", "lower", "graph.pre_grad", "graph.post_grad", "native.emit")
+print([name for name in parts if f"ferrite.{{name}}" in sys.modules])
+"""
+
+
+def test_a_saved_function_runs_without_the_compiler(tmp_path: Path) -> None:
+    compiled = torch.compile(adds_up, backend="ferrite", fullgraph=True, options=LIBRARY)
+    saved = compiled.aot_compile(((torch.zeros(6, 8), torch.ones(6, 8)), {}))
+    assert isinstance(saved._artifacts.compiled_fn, Package)
+    saved.save_compiled_function(str(tmp_path / "function"))
+    child = run_python(LOADED.format(path=str(tmp_path / "function")))
+    assert child.output.splitlines()[-1] == "[]"
 
 
 # ---- two calls at once
