@@ -142,6 +142,7 @@ def compile_graph(
             if options.strict:
                 raise Unsupported(f"machine code for {name}", why=why)
         record.peak_memory, record.block_memory = compiled.peak, compiled.block
+        record.changing_block = str(compiled.need.block) if compiled.need is not None else ""
         if compiled.why_python:
             record.decisions.append(Decision("native host", (program.name,), False, compiled.why_python))
     return compiled

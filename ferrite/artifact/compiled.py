@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
@@ -33,6 +33,9 @@ from ferrite.host.nodes import ALLOCATE, HostProgram
 from ferrite.host.python import PythonCode, emit, load
 from ferrite.host.text import show_program
 from ferrite.native import support
+
+if TYPE_CHECKING:
+    from ferrite.artifact.plan_memory import Need
 
 PLACELESS = "ferrite"  # the folder of code that is in no file
 RANGE = "torch._C._profiler._RecordFunctionFast"  # one in a profile, of the kind that the native form makes too
@@ -87,6 +90,7 @@ class CompiledGraph:
     refused: dict[str, str] = field(init=False, default_factory=dict)  # kernels without machine code, and why
     peak: int | None = field(init=False, default=None)  # bytes that a call needs at most, if memory was planned
     block: int | None = field(init=False, default=None)  # of them, those for inner buffers
+    need: Need | None = field(init=False, default=None, repr=False)  # of memory, where sizes change
     why_python: str = field(init=False, default="")  # why Python runs between kernels although it need not
 
     def __post_init__(self) -> None:
@@ -128,6 +132,13 @@ class CompiledGraph:
             self.run.alive = self._alive  # type: ignore[attr-defined]
         return self.run
 
+    def peak_at(self, sizes: Mapping[str, int]) -> int | None:
+        """Bytes that a call needs at most beside its arguments if sizes are these (`{"s0": 64}`, by the names that they
+        have among the inputs of the program); None if memory was not planned, or if an op in eager makes a part of it.
+        Raises `ValueError` for a size that is missing."""
+        self.load()
+        return self.peak if self.need is None else self.need.at(sizes)
+
     def announce(self, *, perf_map: bool, gdb: bool) -> None:
         """Tells the tools that the user named where its code is."""
         if perf_map or gdb:
@@ -153,6 +164,7 @@ class CompiledGraph:
             self.why_python = str(error)
             return None
         self.peak, self.block, self._alive, self.layout = made.peak, made.block, made.alive, made.layout
+        self.need = made.need
         return made.function
 
     def _in_python(self, kernels: Kernels, code: PythonCode) -> Mapping[str, Callable[..., Any]]:

@@ -34,7 +34,7 @@ from ferrite.artifact.doors import addresses, host_machine
 from ferrite.artifact.host_values import PART, Shape, Value, filled, infer
 from ferrite.artifact.kernels import Kernels, NativeKernel
 from ferrite.artifact.layout import Layout, layout_of, plan_in, values_in
-from ferrite.artifact.plan_memory import Plan, locals_of, plan
+from ferrite.artifact.plan_memory import Need, Plan, locals_of, plan
 from ferrite.errors import Unsupported
 from ferrite.graph.names import resolve
 from ferrite.host.memory import in_lines
@@ -68,13 +68,15 @@ _PRODUCTS: dict[str, tuple[str, tuple[tuple[str, float], ...]]] = {
 @dataclass(frozen=True)
 class Assembled:
     """A program as a function of Python. `block`: bytes of memory for inner buffers; `peak`: bytes that a call needs at
-    most beside its arguments, without what ops in eager need for themselves. None if sizes change."""
+    most beside its arguments, without what ops in eager need for themselves. None if sizes change: then `need` says
+    it."""
 
     function: Callable[[list[Any]], tuple[Any, ...]]
     alive: Sequence[Any]  # what the words point to: to be kept for as long as the function is
     block: int | None
     peak: int | None
     layout: Layout | None  # for a process that assembles the same program again
+    need: Need | None = None
 
 
 def assemble(
@@ -92,7 +94,7 @@ def assemble(
     assembler = _Assembler(program, constants, kernels, functions or {}, layout, ranges)
     function = assembler.function()
     if assembler.plan.outside is None:
-        return Assembled(function, assembler.alive, None, None, None)
+        return Assembled(function, assembler.alive, None, None, None, assembler.plan.need)
     block = assembler.plan.length.constant
     return Assembled(function, assembler.alive, block, block + assembler.plan.outside, assembler.layout)
 

@@ -13,7 +13,8 @@ nothing. `plan` starts with all inner buffers in the block and then
 Steps 1 and 2 also look at what convolutions need for themselves, as far as it is known (`own_need`): it is not part of
 the peak that the plan gives, but of the worst step.
 
-Where sizes change, all inner buffers lie in the block, and nobody knows the peak.
+Where sizes change, all inner buffers lie in the block, and what a call needs depends on them: `Need` says it for given
+sizes.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from ferrite.artifact.host_values import PART, PRODUCTS, Values
 from ferrite.errors import Unsupported
 from ferrite.host.memory import FEW, Gaps, Life, Span, arrange, place
 from ferrite.host.nodes import HOLD, Call, Free, HostProgram, Launch, Return
-from ferrite.loops.index import ONE, ZERO, Index, constant, free_atoms
+from ferrite.loops.index import ONE, ZERO, Index, constant, evaluate, free_atoms, of_atom
 from ferrite.syntax import Ref, refs
 
 WORTH = 0.01  # of the peak: what has to be won before buffers get memory of their own
@@ -36,12 +37,37 @@ PARTS = 8  # of the block: how finely is tried how much more may be outside
 class Plan:
     """Offsets in bytes. `places`: in the block; `hosted`: in the memory of another value, by its name. What has neither
     is a tensor of its own. `length`: of the block; `outside`: of tensors beside it, where they are most, if sizes are
-    known."""
+    known; `need`: if they are not."""
 
     places: dict[str, Index] = field(default_factory=dict)
     hosted: dict[str, tuple[str, int]] = field(default_factory=dict)
     length: Index = ZERO
     outside: int | None = None
+    need: Need | None = None
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a call needs where sizes change: `block`, and the tensors `outside` it, each from the step that makes it to
+    the one that frees it, of so many `steps`. None of them if there is one whose sizes are no expressions of what the
+    program is given: what an op in eager makes is not looked into. Arguments that die on the way are not taken off,
+    since nobody knows which of them share memory."""
+
+    block: Index
+    outside: tuple[Span, ...] | None
+    steps: int
+
+    def at(self, sizes: Mapping[str, int]) -> int | None:
+        """Bytes at most for sizes by name (`s0`). Raises `ValueError` if one is missing."""
+        if self.outside is None:
+            return None
+        lengths = [self.block, *(span.bytes for span in self.outside)]
+        free = {str(of_atom(atom)): atom for length in lengths for atom in free_atoms(length)}
+        if missing := sorted(free.keys() - sizes.keys()):
+            raise ValueError(f"what a call needs depends on {', '.join(missing)}")
+        known = {atom: sizes[name] for name, atom in free.items()}
+        made = [Life(span.name, evaluate(span.bytes, known), span.first, span.last) for span in self.outside]
+        return evaluate(self.block, known) + max((0, *_curve(self.steps, made, ())))
 
 
 def locals_of(position: int) -> str:
@@ -54,7 +80,9 @@ def plan(program: HostProgram, values: Values, own_memory: Callable[[Launch], In
     lives = _Lives(program, values, own_memory)
     if values.changing:
         places, length = arrange(lives.inner.values())
-        return Plan(places, {}, length)
+        made = lives.outside(program, values)
+        need = Need(length, None if made is None else tuple(made.values()), lives.steps)
+        return Plan(places, {}, length, need=need)
     return _Planner(lives).run()
 
 
@@ -83,7 +111,7 @@ class _Lives:
 
     def __init__(self, program: HostProgram, values: Values, own_memory: Callable[[Launch], Index]) -> None:
         self.steps = len(program.steps)
-        given = {atom for number in values.given.values() for atom in free_atoms(number)}
+        self.given = {atom for number in values.given.values() for atom in free_atoms(number)}
         made = {step.result for step in program.steps if isinstance(step, Call) and values.is_own(step)}
         self.products = {step.result for step in program.steps if isinstance(step, Call) and step.target in PRODUCTS}
         seen = _returned(program, values) | values.escaped
@@ -98,7 +126,7 @@ class _Lives:
                     names = list(step.buffers)
                     name, own = locals_of(position), own_memory(step)
                     if own is not ZERO:
-                        if not free_atoms(own) <= given:
+                        if not free_atoms(own) <= self.given:
                             raise Unsupported("memory of a kernel that depends on data")
                         first[name] = last[name] = position
                         lengths[name] = own
@@ -108,13 +136,15 @@ class _Lives:
                 first.setdefault(root, position)
                 last[root] = position
         for root in first:
-            if root in made and root not in seen and free_atoms(values.tensors[root].bytes) <= given:
+            if root in made and root not in seen and free_atoms(values.tensors[root].bytes) <= self.given:
                 lengths[root] = values.tensors[root].bytes
         self.inner = {name: Span(name, length, first[name], last[name]) for name, length in lengths.items()}
         self.tensors = made & self.inner.keys()  # without the locals of kernels
         self.ours = made - self.inner.keys()
         if not values.changing:
-            self.outer, self.dying = self._outside(program, values)
+            outer = self.outside(program, values) or {}
+            self.outer = {name: Life(name, span.bytes.constant, span.first, span.last) for name, span in outer.items()}
+            self.dying = _dying(program, values, _freed(program, values))
             self.own = [own_need(step, values) if isinstance(step, Call) else 0 for step in program.steps]
             self.foreign = [
                 position
@@ -125,20 +155,23 @@ class _Lives:
                 and step.target not in (PART, HOLD)
             ]
 
-    def _outside(self, program: HostProgram, values: Values) -> tuple[dict[str, Life], list[tuple[int, int]]]:
+    def outside(self, program: HostProgram, values: Values) -> dict[str, Span] | None:
+        """The tensors beside the block; None if nobody knows the sizes of one beforehand."""
         freed = _freed(program, values)
-        outer: dict[str, Life] = {}
+        outer: dict[str, Span] = {}
         named = {id(value): name for name, value in values.tensors.items() if value.root in values.several}
         for position, step in enumerate(program.steps):
             if isinstance(step, Call) and step.result not in self.inner and step.target != PART:
                 several = values.several.get(step.result)
                 for part in [values.tensors.get(step.result)] if several is None else several.parts:
                     if part is not None and part.root == step.result:
+                        if part.sizes is None or not free_atoms(part.bytes) <= self.given:
+                            return None
                         name = named.get(id(part), step.result)
                         last, before = freed.get(name, self.steps), outer.get(name)
-                        length = part.bytes.constant + (before.bytes if before else 0)
-                        outer[name] = Life(name, length, position, last)
-        return outer, _dying(program, values, freed)
+                        length = part.bytes + before.bytes if before else part.bytes
+                        outer[name] = Span(name, length, position, last)
+        return outer
 
 
 def _returned(program: HostProgram, values: Values) -> set[str]:

@@ -63,6 +63,7 @@ class GraphRecord:
     lowered: int = 0  # calls that became loops, or arithmetic of the host
     peak_memory: int | None = None  # bytes that a call needs at most beside its arguments, if memory was planned
     block_memory: int | None = None  # bytes of them that lie in the block
+    changing_block: str = ""  # the same by the sizes of a call, where these change: "256*s0 + 64"
     costs: tuple[StepCost, ...] = ()  # of each step, in order
 
     def __post_init__(self) -> None:

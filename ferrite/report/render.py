@@ -22,7 +22,7 @@ def render(record: Record, width: int = 100) -> str:
     for entry in record.graphs:
         if entry.stages:
             console.print(stage_table(entry))
-        if entry.peak_memory is not None:
+        if entry.peak_memory is not None or entry.changing_block:
             console.print(memory_line(entry))
         if entry.passes:
             console.print(pass_table(entry))
@@ -46,6 +46,8 @@ def stage_table(entry: GraphRecord) -> Table:
 
 def memory_line(entry: GraphRecord) -> str:
     """How much a call needs beside its arguments, where that was planned."""
+    if entry.peak_memory is None:
+        return f"memory of a call: {entry.changing_block} bytes in the block, and what is outside it"
     return f"memory of a call: at most {entry.peak_memory:,} bytes, {entry.block_memory or 0:,} of them in the block"
 
 

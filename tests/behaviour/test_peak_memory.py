@@ -17,7 +17,11 @@ from torch import Tensor
 
 import ferrite
 from bench.allocated import peak_of_tensors, profiled
+from ferrite.artifact.compiled import CompiledGraph
 from ferrite.artifact.doors import kept_memory
+from ferrite.artifact.host_values import read_size
+from ferrite.graph.text import split_type
+from ferrite.loops.index import evaluate, free_atoms
 from tests.behaviour.compare import STRICT
 
 
@@ -87,11 +91,86 @@ def test_what_libraries_make_is_in_the_plan_and_what_they_take_for_themselves_is
     }  # fmt: skip
 
 
-def test_sizes_that_change_have_no_plan_beforehand() -> None:
-    torch.compile(chain, backend="ferrite", dynamic=True, options=STRICT)(torch.randn(6, 6), torch.randn(6, 6))
-    record = ferrite.last_record()
-    assert record is not None
-    assert {graph.peak_memory for graph in record.graphs} == {None}
+def named_sizes(graph: CompiledGraph) -> list[str]:
+    """The sizes that change, by the names that they have in the program, in order."""
+    return [entry.type[len("Sym(") : -1] for entry in graph.program.inputs if entry.type.startswith("Sym(")]
+
+
+def joined(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    y = (x @ w).relu()
+    pairs = torch.cat([y, y + 1])
+    return pairs.softmax(-1) @ w, pairs[1:-1].sum(0), (y @ w).t()
+
+
+@pytest.mark.parametrize("function", [chain, widths, joined], ids=lambda function: function.__name__)
+def test_where_sizes_change_the_plan_says_what_is_measured_for_each(function: Callable[..., Any]) -> None:
+    compiled = torch.compile(function, backend="ferrite", options=STRICT)
+    w = torch.randn(64, 64)
+    for rows in (64, 2, 33, 200):
+        if function is chain:  # whose rows and columns change places
+            w = torch.randn(rows, rows)
+        x = torch.randn(rows, w.shape[0])
+        torch._dynamo.mark_dynamic(x, 0)
+        for dim in (0, 1) if function is chain else ():
+            torch._dynamo.mark_dynamic(w, dim)
+            torch._dynamo.mark_dynamic(x, dim)
+        with torch.no_grad():
+            compiled(x, w)
+            found = measured(lambda: compiled(x, w))  # noqa: B023
+        record = ferrite.last_record()
+        assert record is not None
+        assert record.graph_id == 0, "one graph for all sizes"
+        entry = record.phase("inference")
+        (name,) = named_sizes(entry.compiled)
+        assert entry.compiled.peak_at({name: rows}) == found
+    assert entry.peak_memory is None
+    assert name in entry.changing_block
+    assert f"memory of a call: {entry.changing_block} bytes in the block" in " ".join(str(record).split())
+    with pytest.raises(ValueError, match=f"depends on {name}"):
+        entry.compiled.peak_at({})
+
+
+def test_known_sizes_have_one_peak_and_what_eager_makes_has_none() -> None:
+    x = torch.randn(64, 64)
+    with torch.no_grad():
+        torch.compile(chain, backend="ferrite", options=STRICT)(x, x)
+        entry = ferrite.last_record().phase("inference")
+        assert entry.compiled.peak_at({}) == entry.peak_memory
+        assert entry.changing_block == ""
+        sorts = torch.compile(lambda x: x.tanh().sort()[0] @ x.t(), backend="ferrite", dynamic=True, options=STRICT)
+        sorts(x)
+    graph = ferrite.last_record().phase("inference").compiled
+    assert graph.peak_at(dict.fromkeys(named_sizes(graph), 64)) is None
+
+
+def test_a_backward_of_changing_sizes_needs_what_is_said_if_its_arguments_live_on() -> None:
+    w = torch.randn(64, 64)
+
+    def function(x: Tensor) -> Tensor:
+        for _ in range(4):
+            x = (x @ w).tanh()
+        return x
+
+    x = torch.randn(40, 64, requires_grad=True)
+    torch._dynamo.mark_dynamic(x, 0)
+    compiled = torch.compile(function, backend="ferrite", options=STRICT)
+    compiled(x).square().mean().backward()
+    graph = backward_graph().compiled
+    (name,) = named_sizes(graph)
+    for rows in (40, 7):
+        args = [
+            rows if entry.type.startswith("Sym(") else like(entry.type, name, rows) for entry in graph.program.inputs
+        ]
+        assert graph.peak_at({name: rows}) == measured(lambda: graph([*args]))  # noqa: B023
+
+
+def like(kind: str, name: str, size: int) -> Tensor:
+    """A tensor of a type in which one size has a name."""
+    dtype, sizes, strides = split_type(kind)
+    atoms = dict.fromkeys(free_atoms(read_size(name)), size)
+    extents, steps = ([evaluate(read_size(each), atoms) for each in part or ()] for part in (sizes, strides))
+    made = torch.empty(extents, dtype=dtype) if strides is None else torch.empty_strided(extents, steps, dtype=dtype)
+    return made.normal_()
 
 
 def backward_graph() -> Any:

@@ -158,3 +158,31 @@ def program(x: f32[16, 16]):
     return (y, z)
 """)
     assert found.outside == 1024 + 1024 + 64
+
+
+def test_what_a_call_needs_where_sizes_change() -> None:
+    """Two products are alive at once, one of them in the block; the sum is made when the first has gone."""
+    found = planned("""
+def program(n: Sym(s0), x: f32[s0, 16], w: static(f32[16, 16])):
+    a = aten.mm.default(x, w)
+    y = aten.mm.default(a, w)
+    del a
+    z = aten.empty_strided.default([n, 4], [4, 1], dtype=torch.float32, device=torch.device('cpu'))
+    return (y, z)
+""")
+    assert found.outside is None
+    assert found.need is not None
+    assert found.need.at({"s0": 8}) == (8 * 16 + 8 * 16 + 8 * 4) * 4
+    assert found.need.at({"s0": 1, "s1": 5}) == 64 + 64 + 16
+
+
+def test_what_an_op_in_eager_makes_where_sizes_change_is_not_known() -> None:
+    found = planned("""
+def program(n: Sym(s0), x: f32[s0, 16], w: static(f32[16, 16])):
+    a = aten.mm.default(x, w)
+    y = aten.cumsum.default(a, 0)
+    del a
+    return (y,)
+""")
+    assert found.need is not None
+    assert found.need.at({"s0": 8}) is None
