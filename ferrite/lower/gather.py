@@ -15,7 +15,20 @@ import torch
 
 from ferrite.errors import Unsupported
 from ferrite.loops.dtypes import DType, b8, f32, f64, i32, i64
-from ferrite.loops.index import ZERO, Data, Index, IndexLike, data, free_atoms, index, known_zero, product
+from ferrite.loops.index import (
+    ZERO,
+    Axis,
+    Data,
+    Index,
+    IndexLike,
+    data,
+    free_atoms,
+    free_axes,
+    index,
+    known_nonnegative,
+    known_zero,
+    product,
+)
 from ferrite.loops.nodes import (
     Accumulate,
     Assert,
@@ -31,6 +44,7 @@ from ferrite.loops.nodes import (
     Statement,
     Store,
 )
+from ferrite.loops.rewrite import can_raise, substitute_axes
 from ferrite.loops.shapes import contiguous_strides, reshape_index
 from ferrite.lower.pointwise import not_bool, truth_of
 from ferrite.lower.table import lowers
@@ -449,10 +463,23 @@ def written(
     """A copy of x in which every point of a loop replaces an element, or is combined with it."""
     buffer = result_buffer(result)
     place = tuple(map(index, target))
-    statement: Statement = Store(buffer, place, value)
-    if operation is not None:
+    if operation is None:
+        axes, value = _last_written(axes, place, value)
+        statement: Statement = Store(buffer, place, value)
+    else:
         statement = Accumulate(operation, buffer, place, value)
     return Built((buffer,), (fill_nest(buffer, x), Nest(axes, (statement,))))
+
+
+def _last_written(axes: Sequence[Axis], place: tuple[Index, ...], value: Expr) -> tuple[tuple[Axis, ...], Expr]:
+    """x.scatter(0, zeros, source): all points along an axis that the place does not name meet at one element, where the
+    last one's value stays."""
+    named = frozenset().union(*map(free_axes, place))
+    lost = [axis for axis in axes if axis in free_axes(value) - named and not known_zero(axis.extent - 1)]
+    if lost and (can_raise(value) or not all(known_nonnegative(axis.extent - 1) for axis in lost)):
+        raise Unsupported("several values for one element")
+    ends = {axis: axis.extent - 1 for axis in lost}
+    return tuple(axis for axis in axes if axis not in ends), substitute_axes(value, ends)
 
 
 def without_self(built: Built, operation: str) -> Built:

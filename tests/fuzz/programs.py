@@ -112,7 +112,9 @@ class Program:
 
 
 def numbers(count: int, dtype: torch.dtype, values: str, seed: int) -> torch.Tensor:
-    """Values of a kind. Special: with zeros of both signs, infinities, NaN, denormals and the ends of the range."""
+    """Values of a kind. Special: with zeros of both signs, infinities, NaN, denormals, the ends of the range of
+    integers, and floats whose squares are at the end of theirs: of larger ones sums and norms overflow or not, as it
+    happens."""
     generator = torch.Generator().manual_seed(seed)
     if dtype is torch.bool:
         return torch.randint(0, 2, (count,), generator=generator).to(torch.bool)
@@ -127,7 +129,8 @@ def numbers(count: int, dtype: torch.dtype, values: str, seed: int) -> torch.Ten
     else:
         made = torch.randn(count, generator=generator, dtype=torch.float64)
         facts = torch.finfo(dtype)
-        corners = [0.0, -0.0, math.inf, -math.inf, math.nan, facts.max, -facts.max, facts.tiny, facts.tiny / 4, 1.0]
+        large = math.sqrt(facts.max) / 16
+        corners = [0.0, -0.0, math.inf, -math.inf, math.nan, large, -large, facts.tiny, facts.tiny / 4, 1.0]
         odd = torch.tensor(corners, dtype=torch.float64)
     if values == "special" and count:
         which = odd[torch.randint(0, len(odd), (count,), generator=generator)]
