@@ -22,6 +22,7 @@ EXECUTORS = ("eager", "oracle", "native")
 HOSTS = ("native", "python")
 PRODUCTS = ("loops", "library")
 LAYOUTS = ("auto", "on", "off")
+PADDINGS = ("off", "on")
 CACHES = ("on", "off", "read-only", "strict")
 
 # Names with their settings, in order, as a value that does not change.
@@ -104,6 +105,10 @@ class Options:
         default="auto",
         metadata={"doc": f"whether convolutions run channels last: {', '.join(LAYOUTS)} (auto: if less is copied so)"},
     )
+    padding: str = field(
+        default="off",
+        metadata={"doc": f"whether rows of inner buffers start at cache lines: {', '.join(PADDINGS)}"},
+    )
     fallback_random: bool = field(
         default=False,
         metadata={
@@ -156,6 +161,7 @@ _CHOICES = {
     "host": HOSTS,
     "products": PRODUCTS,
     "layout": LAYOUTS,
+    "padding": PADDINGS,
     "cache": CACHES,
 }
 _FIELDS = {entry.name: entry for entry in fields(Options)}

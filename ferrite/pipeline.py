@@ -111,7 +111,7 @@ def compile_graph(
     with record.stage("lower"):
         check_graph(module, "lower", after_autograd=True, values=True)
         own_products = options.products == "loops" and phase == "inference"
-        rules = Rules(options.executor != "eager", not options.fallback_random, own_products)
+        rules = Rules(options.executor != "eager", not options.fallback_random, own_products, options.padding == "on")
         parts = shared_memory(inputs.values, inputs.saved | inputs.donated)
         lowered = lower(module, inputs.static, inputs.donated, inputs.saved, parts=parts, rules=rules)
         record.lowered = lowered.lowered

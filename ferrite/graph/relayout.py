@@ -83,7 +83,7 @@ def relayout(graph: Graph, wanted: Wanted | None = None, moved: Mapping[Node, An
                 walk.hand_copy(source, wish, node, f"{node.name} reads {_words(wish)}")
                 edited = True
         touched = [source for source in node.all_input_nodes if source in walk.before]
-        if touched and (_looks_at_strides(node) or node in exposed):
+        if touched and (looks_at_strides(node) or node in exposed):
             why = "is a view that the caller sees" if node in exposed else "may look at strides"
             for source in touched:
                 walk.hand_copy(source, None, node, f"{node.name} {why}")
@@ -246,7 +246,7 @@ def lies_so(value: Any, wish: Wish) -> bool:
     return True
 
 
-def _looks_at_strides(node: Node) -> bool:
+def looks_at_strides(node: Node) -> bool:
     target = node.target
     if not isinstance(target, OpOverload):
         return target is not operator.getitem

@@ -28,7 +28,7 @@ from ferrite.graph.text import show_type, type_of_list
 from ferrite.host.lowered import Body, Lowered
 from ferrite.host.nodes import ALLOCATE, HOLD, Call, Constant, Input, Launch, Origin, join_places
 from ferrite.loops.dtypes import i64
-from ferrite.loops.index import Axis, Index, known_equal, of_atom
+from ferrite.loops.index import Axis, Index, known_equal, multiply, of_atom
 from ferrite.loops.kernel import kernel_of
 from ferrite.loops.nodes import Assert, Buffer, Checked, Const, Load, Nest, Program, Require, Store
 from ferrite.loops.rewrite import Tree, can_raise, replace_buffers, walk
@@ -51,6 +51,7 @@ from ferrite.lower.captured import (
 )
 from ferrite.lower.flops import flops_of
 from ferrite.lower.host_sizes import HostSizes
+from ferrite.lower.padding import choose_strides, refusals, wants_dense
 from ferrite.lower.policy import Cost, cost_of
 from ferrite.lower.product import choose
 from ferrite.lower.sizes import Sizes
@@ -69,7 +70,7 @@ from ferrite.lower.value import (
     of_buffer,
     points,
 )
-from ferrite.syntax import Named, Ref
+from ferrite.syntax import Named, Ref, renamed
 
 aten = torch.ops.aten
 
@@ -81,6 +82,7 @@ class Rules:
     use_rows: bool = False
     counter_random: bool = True  # random ops that have a row draw from the counter generator
     own_products: bool = False  # small matrix products are loops
+    padding: bool = False  # rows of inner buffers start at cache lines
 
 
 EVERYTHING_IN_EAGER = Rules()
@@ -223,6 +225,9 @@ class _OneGraph:
         self.lazy_readers: defaultdict[str, list[_Value]] = defaultdict(list)  # name -> expressions that read it
         self.draws = 0
         self.seeds = ""
+        pads = shared.rules.use_rows and shared.rules.padding
+        self.unpadded = refusals(module.graph, _has_row) if pads else None  # values that lie as traced, and why
+        self.padded: dict[_Value, int | None] = {}  # memory with gaps between rows, and its bytes
 
     def run(self) -> None:
         for position, node in enumerate(self.module.graph.nodes):
@@ -244,8 +249,10 @@ class _OneGraph:
     def body(self, name: str) -> Body:
         """What became of the graph."""
         memory = {each: names[0] for names in self.names_of.values() if len(names) > 1 for each in names}
-        tensors = [(names[0], v.fake) for v, names in self.names_of.items() if isinstance(v.fake, torch.Tensor)]
-        bytes = {each: size_in_bytes(fake) for each, fake in tensors}
+        tensors = [(names[0], v) for v, names in self.names_of.items() if isinstance(v.fake, torch.Tensor)]
+        bytes: dict[str, Any] = {
+            each: self.padded[v] if v in self.padded else size_in_bytes(v.fake) for each, v in tensors
+        }
         known = {} if None in bytes.values() else bytes
         steps, costs = tuple(self.steps), (self.about, self.flops)
         return Body(name, tuple(self.inputs), steps, self.result, memory, self.writes, known, *costs)
@@ -320,6 +327,19 @@ class _OneGraph:
         strides = tuple(self.shared.sizes.index(stride) for stride in fake.stride())
         return Buffer(name, dtype_of(fake.dtype), sizes, strides)
 
+    def _own_buffer(self, name: str, value: _Value) -> Buffer:
+        """The buffer of a value that a kernel stores, with gaps between its rows if nobody minds them."""
+        buffer = self._buffer(name, value.fake)
+        if self.unpadded is None:
+            return buffer
+        strides, why = choose_strides((value.node, value.part), buffer, self.unpadded, self.shared.sizes)
+        self.shared.decisions.append(Decision("padding", (name,), strides is not None, why))
+        if strides is None:
+            return buffer
+        length = multiply(buffer.sizes[0], strides[0]) * buffer.dtype.bytes
+        self.padded[value] = None if length.terms else length.constant
+        return Buffer(name, buffer.dtype, buffer.sizes, strides)
+
     # ---- calls
 
     def _call(self, node: Node) -> None:
@@ -375,6 +395,8 @@ class _OneGraph:
             self._store_readers_of(self.values.get(argument))
         target = name_of(node.target)
         args, kwargs = self._host_value(node.args), self._host_value(node.kwargs)
+        if self.padded and wants_dense(node, lambda op: False) is not None:
+            args, kwargs = renamed((args, kwargs), self._dense_operands(node))
         if target is None:
             # A function that only this process knows: it is a constant, called through a function with a name.
             args = (Ref(_constant("_function", node.target, self.shared)), *args)
@@ -389,6 +411,12 @@ class _OneGraph:
         value = self.values[node] = self._on_host(node, node.name, root if shares else None)
         value.is_promised = value.tensor is not None and target not in KEEPS_ITS_PROMISE
         value.is_doubtful = self._is_doubtful(node, target)
+
+    def _dense_operands(self, node: Node) -> dict[str, str]:
+        """Names of copies that lie as traced, for operands that have gaps: the op was taken for loops, and its row has
+        refused it."""
+        read = [value for value in map(self.values.get, node.all_input_nodes) if isinstance(value, _Value)]
+        return {str(value.host): self._held(value) for value in read if value.memory() in self.padded}
 
     def _is_doubtful(self, node: Node, target: str) -> bool:
         if all(user.target is aten.copy.default and user.args[1] is node for user in node.users):
@@ -568,14 +596,18 @@ class _OneGraph:
         if value.is_doubtful:
             raise Unsupported("a tensor whose strides tracing does not know")
         if value.is_promised:
-            name = self.shared.fresh(f"{value.host}_strided")
-            buffer = self._buffer(name, value.fake)
-            strides = tuple(self.host_sizes.value(stride) for stride in buffer.strides)
-            call = Call(name, HOLD, (Ref(str(value.host)), strides, _NAMED_DTYPES[buffer.dtype.name]), {})
-            self.steps.append(call)
-            self._exists(value, name)
-            value.tensor, value.is_promised = of_buffer(buffer), False
+            name = self._held(value)
+            value.tensor, value.is_promised = of_buffer(self._buffer(name, value.fake)), False
         return value.tensor
+
+    def _held(self, value: _Value) -> str:
+        """The name of a tensor that lies as the trace has it: the value itself, or a copy."""
+        name = self.shared.fresh(f"{value.host}_strided")
+        buffer = self._buffer(name, value.fake)
+        strides = tuple(self.host_sizes.value(stride) for stride in buffer.strides)
+        self.steps.append(Call(name, HOLD, (Ref(str(value.host)), strides, _NAMED_DTYPES[buffer.dtype.name]), {}))
+        self._exists(value, name)
+        return name
 
     def _draw(self) -> Draw:
         """A seed for one random op. Seeds of a call are drawn together, from torch's generator."""
@@ -616,7 +648,7 @@ class _OneGraph:
             name = value.node.name
             if value.part is not None:
                 name = self.shared.fresh(f"{name}_{value.part}")
-            buffers.append(self._buffer(name, value.fake))
+            buffers.append(self._own_buffer(name, value))
             here = value.tensor.axes
             stores.setdefault(here, []).append(Store(buffers[-1], points(here), value.tensor.body))
             origins.setdefault(here, {}).update(dict.fromkeys(value.origins))
@@ -636,14 +668,15 @@ class _OneGraph:
         """Name the buffers that the row's own loops write, and run them."""
         fakes = node.meta["val"] if several else (node.meta["val"],)
         names = [self.shared.fresh(f"{node.name}_{n}") for n in range(len(fakes))] if several else [node.name]
-        buffers = tuple(self._buffer(name, fake) for name, fake in zip(names, fakes, strict=True))
+        values = tuple(_Value(node, part=number if several else None) for number in range(len(fakes)))
+        buffers = tuple(map(self._own_buffer, names, values))
         named = dict(zip(built.results, buffers, strict=True))
         origins = self._origins(node, built.nests) if any(map(can_raise, built.nests)) else ()
         nodes = [*_computed(self._lazy_inputs(node)), node]
         self._launch(tuple(replace_buffers(nest, named) for nest in built.nests), buffers, nodes, origins)
-        values = tuple(_Value(node, buffer.name, of_buffer(buffer)) for buffer in buffers)
-        for value, name in zip(values, names, strict=True):
-            self._exists(value, name)
+        for value, buffer in zip(values, buffers, strict=True):
+            value.host, value.tensor = buffer.name, of_buffer(buffer)
+            self._exists(value, buffer.name)
         return values if several else values[0]
 
     def _launch(
@@ -833,6 +866,10 @@ def _row_of(op: Any) -> Row | None:
     from ferrite.lower.rows import row_of
 
     return row_of(op)
+
+
+def _has_row(op: Any) -> bool:
+    return _row_of(op) is not None
 
 
 def _is_stored(value: Any) -> bool:

@@ -64,6 +64,7 @@ CHANGE_THE_KEY: dict[str, Any] = {
     "host": "python",
     "products": "library",
     "layout": "on",
+    "padding": "on",
     "fallback_random": True,
 }
 CHANGE_NOTHING: dict[str, Any] = {

@@ -6,10 +6,12 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from ferrite.lower import padding
 from tests.both_hosts import both_hosts
 
 from .programs import Program, function_of
@@ -21,6 +23,7 @@ class Engine:
 
     Native code starts a team of threads, splits and tiles for large loops only. With `in_small` it does for small ones.
     With `both` every graph also runs in the other execution of its host program, and has to give the same bits.
+    With the option `padding`, short rows have gaps too.
     """
 
     name: str
@@ -45,6 +48,8 @@ class Engine:
         with contextlib.ExitStack() as stack:
             if self.in_small:
                 stack.enter_context(small_limits(0))
+            if self.options.get("padding") == "on":
+                stack.enter_context(mock.patch.object(padding, "SHARE", 0))
             if self.both:
                 stack.enter_context(both_hosts())
             yield
@@ -69,6 +74,7 @@ ENGINES = {
         Engine("plain", NATIVE | {"disable": ("schedule", "loops")}),
         Engine("threads", NATIVE, threads=2, in_small=True),
         Engine("hosts", NATIVE, both=True),
+        Engine("padding", NATIVE | {"padding": "on"}, both=True),
     )
 }
 # Not tested, but asked who is to blame: torch's own capture, and ours without any lowering.

@@ -138,7 +138,7 @@ def run_natively(program: HostProgram, inputs: list[Any]) -> Any:
 
 
 def run_lower(module: GraphModule, names: list[str]) -> Outcome:
-    program = host_program(module, Rules(use_rows=True, own_products="products" in names))
+    program = host_program(module, Rules(use_rows=True, own_products="products" in names, padding="padding" in names))
     text = show_program(program)
     assert parse_program(text) == program
     return Outcome(text, lambda *inputs: compiled(program)(list(inputs)), exact=False, program=program)
