@@ -286,6 +286,23 @@ def _square(grad: bool = False) -> torch.Tensor:
     return (torch.arange(9.0).reshape(3, 3) + 1.0).requires_grad_(grad)
 
 
+def test_what_torch_does_not_capture_is_left_to_eager() -> None:
+    """The derivative of acosh_ does not exist: eager says so in the backward, the capture at once."""
+    verdict = run_case(Case.parse("acosh|f32|s0|static|train|inplace"), _sample(_square(grad=True)), ENGINE)
+    assert verdict.passed
+    assert verdict.note == "torch does not capture it"
+
+
+def test_a_compile_that_fails_by_itself_is_not_left_to_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr("ferrite.pipeline.lower", fail)
+    verdict = run_case(Case.parse("acosh|f32|s0|static|infer"), _sample(_square()), ENGINE)
+    assert verdict.kind == "error"
+    assert "planted" in verdict.differences[0].detail
+
+
 FAULTS: dict[str, tuple[str, Any, str, Sample]] = {
     "value": ("value", _changing(lambda out: out + 1), "sin|f32|s0|static|infer", _sample(_square())),
     "small value": ("value", _changing(lambda out: out * 1.001), "sin|f32|s0|static|infer", _sample(_square())),
