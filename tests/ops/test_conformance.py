@@ -28,7 +28,7 @@ from .check import FERRITE, Engine, Verdict, judge_values, run_case, run_group
 from .refused import refused_calls
 
 SEED = 0
-UNITS_PER_FAMILY = 8
+UNITS_PER_FAMILY = 6
 CASES_PER_GROUP = 2
 NEVER_ENTERED = {"sparse"}  # Dynamo breaks the graph at tensors in a compressed sparse layout
 ENGINE = Engine("ferrite", FERRITE)
