@@ -143,7 +143,7 @@ def test_known_sizes_have_one_peak_and_what_eager_makes_has_none() -> None:
     assert graph.peak_at(dict.fromkeys(named_sizes(graph), 64)) is None
 
 
-def test_a_backward_of_changing_sizes_needs_what_is_said_if_its_arguments_live_on() -> None:
+def four_products() -> Callable[[Tensor], Tensor]:
     w = torch.randn(64, 64)
 
     def function(x: Tensor) -> Tensor:
@@ -151,6 +151,11 @@ def test_a_backward_of_changing_sizes_needs_what_is_said_if_its_arguments_live_o
             x = (x @ w).tanh()
         return x
 
+    return function
+
+
+def test_a_backward_of_changing_sizes_needs_what_is_said_if_its_arguments_live_on() -> None:
+    function = four_products()
     x = torch.randn(40, 64, requires_grad=True)
     torch._dynamo.mark_dynamic(x, 0)
     compiled = torch.compile(function, backend="ferrite", options=STRICT)
@@ -180,13 +185,7 @@ def backward_graph() -> Any:
 
 
 def test_a_backward_frees_what_the_forward_saved_as_it_goes() -> None:
-    w = torch.randn(64, 64)
-
-    def function(x: Tensor) -> Tensor:
-        for _ in range(4):
-            x = (x @ w).tanh()
-        return x
-
+    function = four_products()
     x = torch.randn(64, 64, requires_grad=True)
     compiled = torch.compile(function, backend="ferrite", options=STRICT)
 
