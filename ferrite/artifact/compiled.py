@@ -97,6 +97,7 @@ class CompiledGraph:
         # AOTAutograd's wrappers copy only an instance's own attributes: a class attribute would not be seen.
         self._boxed_call = True
         self._alive: Any = None  # what the native program points to
+        self._passed: Any = None  # what its calls have learned
 
     @cached_property
     def code(self) -> PythonCode:
@@ -164,7 +165,7 @@ class CompiledGraph:
             self.why_python = str(error)
             return None
         self.peak, self.block, self._alive, self.layout = made.peak, made.block, made.alive, made.layout
-        self.need = made.need
+        self.need, self._passed = made.need, made.passed
         return made.function
 
     def _in_python(self, kernels: Kernels, code: PythonCode) -> Mapping[str, Callable[..., Any]]:
@@ -180,7 +181,7 @@ class CompiledGraph:
         from ferrite.artifact.native_host import assemble
 
         functions = self._in_python(kernels, code) if self.program.functions else {}
-        made = assemble(self.program, self.constants, kernels, functions, self.layout, ranges=True)
+        made = assemble(self.program, self.constants, kernels, functions, self.layout, ranges=True, passed=self._passed)
         return _Profiled(label, made.function, made.alive)
 
     def __call__(self, args: list[Any]) -> Any:

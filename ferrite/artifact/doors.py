@@ -29,12 +29,19 @@ def host_machine() -> Any:
     of_torch = (machine.GET_THREADS, "aoti_torch_get_sizes", "aoti_torch_get_strides", "aoti_torch_get_dim",
                 "aoti_torch_get_dtype", "aoti_torch_new_tensor_handle", "aoti_torch_is_defined",
                 "aoti_torch_delete_tensor_object", "torch_new_stable_ivalue",
-                "torch_new_list_reserve_size", "torch_list_push_back")  # fmt: skip
+                "torch_new_list_reserve_size", "torch_list_push_back", "aoti_torch_call_dispatcher",
+                "aoti_torch_get_data_ptr")  # fmt: skip
     imports = machine.outside(dict.fromkeys(of_python, ctypes.pythonapi) | dict.fromkeys(of_torch, torch_library))
     made = machine.machine(imports)
     alone = ctypes.c_int32.from_address(made.address("ferrite_alone"))
+    lender = ctypes.c_int64.from_address(made.address("ferrite_lender"))
     alone.value = is_forked()
-    os.register_at_fork(after_in_child=lambda: setattr(alone, "value", 1))
+
+    def start_child() -> None:
+        alone.value = 1
+        lender.value = 0  # another thread, which the child has not
+
+    os.register_at_fork(after_in_child=start_child)
     return made
 
 

@@ -31,6 +31,8 @@ from ferrite.syntax import Named, Ref, refs
 Shape = tuple[Index, ...]
 
 PRODUCTS = frozenset({"aten.mm.default", "aten.bmm.default", "aten.addmm.default", "aten.baddbmm.default"})
+LENT_TO = frozenset({"aten.convolution.default"})  # ask for their results in the calling thread, and keep nothing
+LEAST_LENT = 1 << 17  # bytes
 
 
 @dataclass
@@ -89,6 +91,14 @@ class Values:
     def is_own(self, call: Call) -> bool:
         """Whether a call makes memory that we allocate: by itself, or as a product that writes where it is told to."""
         return call.target == ALLOCATE or (call.target in PRODUCTS and not self.tensors[call.result].is_promised)
+
+    def is_lent(self, call: Call) -> bool:
+        """Whether a call makes memory that we can lend it: Note [Lent memory] of `native/machine.py`. Small memory is
+        at hand in C's library."""
+        made = self.tensors.get(call.result) if call.target in LENT_TO else None
+        if made is None or made.sizes is None or made.root != call.result:
+            return False
+        return not made.bytes.terms and made.bytes.constant >= LEAST_LENT
 
     def term(self, value: Any) -> Index:
         """A size as it stands in the program: a literal or a name."""

@@ -34,6 +34,7 @@ from ferrite.artifact.doors import addresses, host_machine
 from ferrite.artifact.host_values import PART, Shape, Value, filled, infer
 from ferrite.artifact.kernels import Kernels, NativeKernel
 from ferrite.artifact.layout import Layout, layout_of, plan_in, values_in
+from ferrite.artifact.lend import can_lend
 from ferrite.artifact.plan_memory import Need, Plan, locals_of, plan
 from ferrite.errors import Unsupported
 from ferrite.graph.names import resolve
@@ -69,13 +70,14 @@ _PRODUCTS: dict[str, tuple[str, tuple[tuple[str, float], ...]]] = {
 class Assembled:
     """A program as a function of Python. `block`: bytes of memory for inner buffers; `peak`: bytes that a call needs at
     most beside its arguments, without what ops in eager need for themselves. None if sizes change: then `need` says
-    it."""
+    it. `passed`: what calls have learned that are lent memory, by their results."""
 
     function: Callable[[list[Any]], tuple[Any, ...]]
     alive: Sequence[Any]  # what the words point to: to be kept for as long as the function is
     block: int | None
     peak: int | None
     layout: Layout | None  # for a process that assembles the same program again
+    passed: dict[str, ctypes.c_int64]
     need: Need | None = None
 
 
@@ -87,16 +89,18 @@ def assemble(
     layout: Layout | None = None,
     *,
     ranges: bool = False,
+    passed: dict[str, ctypes.c_int64] | None = None,
 ) -> Assembled:
-    """`functions`: those that operators call; `layout`: if the program was assembled before; `ranges`: whether steps
-    are marked for a profiler. Raises `Unsupported` if a step has no door, `ValueError` if the layout is that of another
-    program."""
-    assembler = _Assembler(program, constants, kernels, functions or {}, layout, ranges)
+    """`functions`: those that operators call; `layout` and `passed`: if the program was assembled before; `ranges`:
+    whether steps are marked for a profiler. Raises `Unsupported` if a step has no door, `ValueError` if the layout is
+    that of another program."""
+    passed = {} if passed is None else passed
+    assembler = _Assembler(program, constants, kernels, functions or {}, layout, ranges, passed)
     function = assembler.function()
     if assembler.plan.outside is None:
-        return Assembled(function, assembler.alive, None, None, None, assembler.plan.need)
+        return Assembled(function, assembler.alive, None, None, None, passed, assembler.plan.need)
     block = assembler.plan.length.constant
-    return Assembled(function, assembler.alive, block, block + assembler.plan.outside, assembler.layout)
+    return Assembled(function, assembler.alive, block, block + assembler.plan.outside, assembler.layout, passed)
 
 
 class _Assembler:
@@ -108,8 +112,10 @@ class _Assembler:
         functions: Mapping[str, Callable[..., Any]],
         layout: Layout | None,
         ranges: bool,
+        passed: dict[str, ctypes.c_int64],
     ) -> None:
         self.layout = layout
+        self.passed = passed
         self.ranges = ranges
         self.program = program
         self.constants = constants
@@ -331,10 +337,17 @@ class _Assembler:
         for place, item in enumerate(form.words, stack):
             self._put(place, item)
         name, overload = self._text(form.name), self._text(form.overload)
+        door, operands = "aoti_torch_call_dispatcher", [name, overload, _address(stack)]
+        if call.result in self.places.keys() | self.plan.hosted.keys() and can_lend():
+            door, place = "ferrite_call_into", self.slot()
+            self._point(place, call.result, ZERO)
+            passed = self.passed.setdefault(call.result, ctypes.c_int64(0))
+            self.alive.append(passed)
+            operands += [place, self.number(self.values[call.result].bytes), self.constant(ctypes.addressof(passed))]
         for made in self.words[first:]:
             made.until = len(self.code)
         self.again[len(self.code)] = again
-        self.call("aoti_torch_call_dispatcher", name, overload, _address(stack), checked=True)
+        self.call(door, *operands, checked=True)
         given = list(range(stack, stack + len(results)))
         if form.gives_list:
             given = [self.slot() for _ in results]

@@ -8,7 +8,8 @@ nothing. `plan` starts with all inner buffers in the block and then
 
 1. puts buffers into the memory of tensors that are made later anyway, which then are made earlier;
 2. makes tensors of buffers that are outside for nothing, if the peak becomes noticeably less by it: that is a call of
-   torch's allocator for each of them. Those that fit into gaps of the block that is left stay there.
+   torch's allocator for each of them. Those that fit into gaps of the block that is left stay there. What convolutions
+   make is lent to them (Note [Lent memory] of `native/machine.py`), unless the peak becomes much less without.
 
 Steps 1 and 2 also look at what convolutions need for themselves, as far as it is known (`own_need`): it is not part of
 the peak that the plan gives, but of the worst step.
@@ -19,7 +20,7 @@ sizes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 
 from ferrite.artifact.host_values import PART, PRODUCTS, Values
@@ -30,6 +31,9 @@ from ferrite.loops.index import ONE, ZERO, Index, constant, evaluate, free_atoms
 from ferrite.syntax import Ref, refs
 
 WORTH = 0.01  # of the peak: what has to be won before buffers get memory of their own
+WORTH_OF_FAULTS = (
+    0.25  # the same for what libraries make: to have fresh pages in each call is half of some models' time
+)
 PARTS = 8  # of the block: how finely is tried how much more may be outside
 
 
@@ -113,6 +117,7 @@ class _Lives:
         self.steps = len(program.steps)
         self.given = {atom for number in values.given.values() for atom in free_atoms(number)}
         made = {step.result for step in program.steps if isinstance(step, Call) and values.is_own(step)}
+        self.lent = {step.result for step in program.steps if isinstance(step, Call) and values.is_lent(step)}
         self.products = {step.result for step in program.steps if isinstance(step, Call) and step.target in PRODUCTS}
         seen = _returned(program, values) | values.escaped
         first: dict[str, int] = {}
@@ -136,7 +141,7 @@ class _Lives:
                 first.setdefault(root, position)
                 last[root] = position
         for root in first:
-            if root in made and root not in seen and free_atoms(values.tensors[root].bytes) <= self.given:
+            if root in made | self.lent and root not in seen and free_atoms(values.tensors[root].bytes) <= self.given:
                 lengths[root] = values.tensors[root].bytes
         self.inner = {name: Span(name, length, first[name], last[name]) for name, length in lengths.items()}
         self.tensors = made & self.inner.keys()  # without the locals of kernels
@@ -263,8 +268,10 @@ class _Planner:
         self._lower(self._host)
         offsets, length = place(life for name, life in self.inner.items() if name not in self.hosted)
         least = max((0, *map(sum, zip(self.alive, self.inside, strict=True))))
-        if (1 - WORTH) * (length + self.most) > least:
-            offsets, length = self._with_tensors(offsets, length)
+        total = length + self.most
+        for movable, worth in ((self.lives.tensors, WORTH), (self.lives.tensors | self.lives.lent, WORTH_OF_FAULTS)):
+            if (1 - worth) * total > least:
+                offsets, length, total = self._with_tensors(offsets, length, total, movable, worth)
         places = {name: constant(offset) for name, offset in offsets.items()}
         return Plan(places, self.hosted, constant(length), self._most_outside(places))
 
@@ -281,21 +288,26 @@ class _Planner:
         ]
         return max((0, *_curve(self.lives.steps, [*made, *inner], self.lives.dying)))
 
-    def _with_tensors(self, offsets: dict[str, int], length: int) -> tuple[dict[str, int], int]:
-        """The block, smaller if buffers outside it make the peak noticeably less: as many as fit beside the others,
-        or some more, if they make less of the block than they add outside."""
+    def _with_tensors(
+        self, offsets: dict[str, int], length: int, total: int, movable: Set[str], worth: float
+    ) -> tuple[dict[str, int], int, int]:
+        """The block, smaller if buffers outside it make the peak noticeably less, and the peak: as many as fit beside
+        the others, or some more, if they make less of the block than they add outside."""
         alive, inside, most = self.alive, self.inside, self.most
-        found, total = (offsets, length), length + most
+        found = offsets, length, total
         limits = [most + length * part // PARTS for part in range(PARTS + 1)]
         if len(self.inner) <= FEW:  # also as much as one of them needs, where nothing else is outside
             limits += sorted({life.bytes for life in self.inner.values() if life.bytes > most}, reverse=True)[:PARTS]
+        enough = (1 - worth) * total
         for limit in limits:
             self.alive, self.inside, self.most = [*alive], [*inside], limit
-            outside = self._lower(self._make_tensor)
-            if outside and max(self.inside) + max(self.alive) < (1 - WORTH) * total:
-                other = self._place_without(outside)
-                if other[1] + max(self.alive) < (1 - WORTH) * total:
-                    found, total = other, other[1] + max(self.alive)
+            outside = self._lower(lambda life: life.name in movable and self._make_tensor(life))
+            if outside and max(self.inside) + max(self.alive) < enough:
+                offsets, length = self._place_without(outside)
+                total = length + max(self.alive)
+                if total < enough:
+                    found, enough = (offsets, length, total), (1 - WORTH) * total
+        self.alive, self.inside, self.most = alive, inside, most
         return found
 
     def _lower(self, move: Callable[[Life], bool]) -> list[Life]:
@@ -342,7 +354,7 @@ class _Planner:
 
     def _make_tensor(self, life: Life) -> bool:
         """Outside the block, while fewer tensors than at the worst step are."""
-        if life.name not in self.lives.tensors or not self._fits(life.first, life.last, life.bytes):
+        if not self._fits(life.first, life.last, life.bytes):
             return False
         _add(self.alive, life.first, life.last, life.bytes)
         return True
