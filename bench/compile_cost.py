@@ -8,6 +8,9 @@
 everything after AOTAutograd for all graphs of the model's first call; for Inductor, what PyTorch counts as
 `compile_fx_inner`, in the same process, with its caches off. `200 nodes`: a kernel of a long chain of arithmetic and
 functions.
+
+Milliseconds are those of the machine. What an empty module takes is told beside them, and what it takes where the
+limits were set: LLVM does the same work for it everywhere, so the two say how far the machines are apart.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ MODELS = ("bert", "resnet")
 MODES = ("inference", "training")
 KERNEL_LIMIT, CHAIN_LIMIT, SHARE_LIMIT = 8.0, 40.0, 0.1
 CHAIN = 200  # expression nodes
+MODULE_AT_LIMITS = 1.0  # milliseconds for an empty module on the machine of the limits
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -60,9 +64,10 @@ def main(arguments: list[str] | None = None) -> int:
     console.print(table)
     (chain,), _ = traced(long_chain(CHAIN), (torch.randn(4096), torch.randn(4096)))
     longest = cost_of(chain, chosen.repeats) - module
-    console.print(f"kernel of {node_count(chain)} nodes: {longest:.1f} ms; a module: {module:.1f} ms", highlight=False)
+    console.print(f"kernel of {node_count(chain)} nodes: {longest:.1f} ms", highlight=False)
     console.print(
-        f"wanted: median kernel {KERNEL_LIMIT:.0f} ms, {CHAIN} nodes {CHAIN_LIMIT:.0f} ms, share {SHARE_LIMIT:.0%}"
+        f"wanted: median kernel {KERNEL_LIMIT:.0f} ms, {CHAIN} nodes {CHAIN_LIMIT:.0f} ms, share {SHARE_LIMIT:.0%}; an "
+        f"empty module takes {module:.1f} ms here, and {MODULE_AT_LIMITS:.1f} where this was set"
     )
     return 0
 
