@@ -19,10 +19,11 @@ import torch
 
 from ferrite.decisions import Decision
 from ferrite.errors import ToolFailed, Unsupported
-from ferrite.loops.index import ZERO, Atom, Index, Size, evaluate, index, product
+from ferrite.loops.index import ZERO, Atom, Index, Size, evaluate, index, maximum, product, total
+from ferrite.loops.shapes import is_contiguous
 
 if TYPE_CHECKING:
-    from ferrite.loops.nodes import Program
+    from ferrite.loops.nodes import Buffer, Program
 
 Kernel = Callable[..., None]
 
@@ -276,9 +277,15 @@ def _places_of_locals(source: Source, facts: KernelFacts) -> Callable[[tuple[int
 
 def _lengths_of_locals(program: Program, spared: Collection[str]) -> tuple[Index, ...]:
     """The bytes of each local; none where the code keeps it in registers."""
-    return tuple(
-        ZERO if buffer.name in spared else product(buffer.sizes) * buffer.dtype.bytes for buffer in program.locals
-    )
+    return tuple(ZERO if buffer.name in spared else _length_of(buffer) for buffer in program.locals)
+
+
+def _length_of(buffer: Buffer) -> Index:
+    """The bytes from its first to its last element: rows may have gaps between them."""
+    if is_contiguous(buffer.sizes, buffer.strides):
+        return product(buffer.sizes) * buffer.dtype.bytes
+    steps = [(extent - 1) * stride for extent, stride in zip(buffer.sizes, buffer.strides, strict=True)]
+    return maximum(total([*steps, 1]) * buffer.dtype.bytes, 0)
 
 
 def _one_behind_another(lengths: Iterable[int]) -> list[int]:

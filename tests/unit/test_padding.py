@@ -11,12 +11,15 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ferrite.artifact.compiled import CompiledGraph, Facts
+from ferrite.artifact.kernels import _lengths_of_locals
 from ferrite.graph.query import calls
 from ferrite.graph.strides import REALISED
 from ferrite.graph.text import parse_graph
 from ferrite.host.nodes import ALLOCATE, Call
 from ferrite.host.plan import plan_all
+from ferrite.loops.dtypes import f32
 from ferrite.loops.index import Index, constant, size
+from ferrite.loops.nodes import Buffer, Program
 from ferrite.lower.graph import Rules, lower
 from ferrite.lower.padding import padded_strides, refusals, tears_rows
 from ferrite.lower.rows import row_of
@@ -323,3 +326,10 @@ def test_every_buffer_is_a_decision() -> None:
         "amax": (False, "it is one row"),
         "neg": (False, "it is a result of the graph"),
     }
+
+
+def test_memory_for_a_local_with_gaps_reaches_its_last_element() -> None:
+    rows = constant(31), constant(3)
+    dense, padded = (Buffer(f"t{step}", f32, rows, (constant(step), constant(1))) for step in (3, 16))
+    program = Program("kernel", (), (), (dense, padded), ())
+    assert [length.constant for length in _lengths_of_locals(program, ())] == [4 * 93, 4 * (30 * 16 + 3)]
