@@ -93,20 +93,20 @@ def traced(call: Callable[..., Any], arguments: Sequence[Any]) -> tuple[list[Any
 @contextmanager
 def _programs() -> Iterator[list[Any]]:
     """Collects the programs that are made into machine code meanwhile."""
-    from ferrite.artifact import kernels
+    from ferrite.artifact import compiled
 
     seen: list[Any] = []
-    real = kernels.build_code
+    real = compiled.build_code
 
     def noting(programs: Sequence[Any]) -> Any:
         seen.extend(programs)
         return real(programs)
 
-    kernels.build_code = noting
+    compiled.build_code = noting
     try:
         yield seen
     finally:
-        kernels.build_code = real
+        compiled.build_code = real
 
 
 def cost_of(program: Any, repeats: int) -> float:

@@ -135,6 +135,9 @@ def compile_graph(
         facts, folder = facts_of(module, graph_id, phase, options, record), options.debug_folder(program.name)
         compiled = CompiledGraph(program, lowered.constants, facts, folder=str(folder or PLACELESS))
         record.compiled = compiled  # before it is loaded: whoever hears that this failed has the code
+    with record.stage("native"):
+        compiled.build()
+    with record.stage("host"):
         compiled.load()
         record.decisions += compiled.decisions
         for name, why in compiled.refused.items():

@@ -21,7 +21,17 @@ from torch._ops import OpOverload
 from torch.autograd import profiler
 
 from ferrite.artifact.constants import StoredTensor, load_tensor, store_tensors
-from ferrite.artifact.kernels import Code, Kernels, NativeKernel, Source, StoredProgram, kernels_of, program_of, text_of
+from ferrite.artifact.kernels import (
+    Code,
+    Kernels,
+    NativeKernel,
+    Source,
+    StoredProgram,
+    build_code,
+    kernels_of,
+    program_of,
+    text_of,
+)
 from ferrite.artifact.layout import Layout
 from ferrite.decisions import Decision
 from ferrite.errors import Unsupported
@@ -87,7 +97,6 @@ class CompiledGraph:
     check: Callable[[Any], None] | None = field(init=False, default=None, repr=False)
     native: dict[str, NativeKernel] = field(init=False, default_factory=dict, repr=False)  # once it is loaded
     decisions: tuple[Decision, ...] = field(init=False, default=(), repr=False)  # on kernels, if made here
-    refused: dict[str, str] = field(init=False, default_factory=dict)  # kernels without machine code, and why
     peak: int | None = field(init=False, default=None)  # bytes that a call needs at most, if memory was planned
     block: int | None = field(init=False, default=None)  # of them, those for inner buffers
     need: Need | None = field(init=False, default=None, repr=False)  # of memory, where sizes change
@@ -117,13 +126,23 @@ class CompiledGraph:
     def kernels(self) -> tuple[Source, ...]:
         return self.stored or self.program.kernels
 
+    def build(self) -> None:
+        """Make the machine code of its kernels, unless it was carried here with it."""
+        if self.built is None and self.kernels and self.facts.executor == "native":
+            self.built, self.decisions = build_code([program_of(kernel) for kernel in self.kernels])
+
+    @property
+    def refused(self) -> dict[str, str]:
+        """Kernels without machine code, and why."""
+        return self.built.refused if self.built is not None else {}
+
     def load(self) -> Callable[[list[Any]], Any]:
         """Link the program into this process; the second time gives the same function."""
         if self.run is None:
             support.give(self.support)
-            kernels = kernels_of(self.kernels, self.facts.executor, self.built)
-            self.built, self.native, self.decisions = kernels.code, kernels.native, kernels.decisions
-            self.refused = kernels.code.refused if kernels.code else {}
+            self.build()
+            kernels = kernels_of(self.kernels, self.built)
+            self.native = kernels.native
             body = self._native_body(kernels)
             if body is None:
                 body = self._in_python(kernels, self.code)[self.program.name]

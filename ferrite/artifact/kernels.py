@@ -9,7 +9,7 @@ import ctypes
 import os
 import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -126,22 +126,16 @@ def text_of(source: Source) -> str:
 
 @dataclass(frozen=True)
 class Kernels:
-    """Every program as a function on its buffers and sizes. `native`: those with machine code, which is `code`;
-    `decisions`: what was decided when it was made here."""
+    """Every program as a function on its buffers and sizes. `native`: those with machine code."""
 
     functions: dict[str, Kernel]
     native: dict[str, NativeKernel] = field(default_factory=dict)
-    code: Code | None = None
-    decisions: tuple[Decision, ...] = ()
 
 
-def kernels_of(sources: Sequence[Source], executor: str, code: Code | None = None) -> Kernels:
-    """The kernels of a graph; `code`: what was built for them before, here or in another process."""
-    if executor == "native" and sources:
-        decisions: tuple[Decision, ...] = ()
-        if code is None:
-            code, decisions = build_code([program_of(source) for source in sources])
-        return replace(link(sources, code), decisions=decisions)
+def kernels_of(sources: Sequence[Source], code: Code | None) -> Kernels:
+    """The kernels of a graph, by the machine code that was built for them, here or in another process."""
+    if code is not None:
+        return link(sources, code)
     return Kernels({source.name: oracle_kernel(source) for source in sources})
 
 
@@ -190,7 +184,7 @@ def link(sources: Sequence[Source], code: Code) -> Kernels:
                 library,
             )
     functions |= {name: _native_function(name, kernel) for name, kernel in native.items()}
-    return Kernels(functions, native, code)
+    return Kernels(functions, native)
 
 
 @dataclass(frozen=True)

@@ -137,11 +137,12 @@ assert is_right()
 
 # Fork while other threads of the parent are inside of a kernel. They call it directly: a fork while a thread is inside
 # of Dynamo may leave Dynamo locked in the child, with any backend.
-from ferrite.artifact.kernels import kernels_of
+from ferrite.artifact.kernels import build_code, link
 from ferrite.loops.text import parse_program
 
 text = "def kernel(x: f32[1048576], y: out(f32[1048576])):\\n    for i in box(1048576):\\n        y[i] = sin(x[i])\\n"
-kernel = kernels_of([parse_program(text)], "native").functions["kernel"]
+programs = [parse_program(text)]
+kernel = link(programs, build_code(programs)[0]).functions["kernel"]
 stop = threading.Event()
 
 def busy():

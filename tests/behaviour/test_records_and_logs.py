@@ -10,6 +10,7 @@ import re
 import runpy
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ import ferrite
 import ferrite.backend
 from ferrite import pipeline
 from ferrite.artifact.compiled import CompiledGraph
+from ferrite.artifact.kernels import build_code
 from ferrite.options import Options
 from ferrite.report.record import GraphRecord
 from tests.behaviour.child import ROOT, run_python
@@ -60,6 +62,18 @@ def test_record_of_inference() -> None:
     assert {fallback.op: fallback.count for fallback in entry.fallbacks}["aten.mm.default"] == 1
     assert all(fallback.reason for fallback in entry.fallbacks)
     assert entry.nodes > 4
+
+
+def test_making_machine_code_is_time_of_the_native_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    long = 0.2
+
+    def slow(programs: Any) -> Any:
+        time.sleep(long)
+        return build_code(programs)
+
+    monkeypatch.setattr("ferrite.artifact.compiled.build_code", slow)
+    stages = compile_and_run().phase("inference").stages
+    assert stages["native"] >= long
 
 
 def test_record_of_training() -> None:

@@ -131,7 +131,7 @@ def run_natively(program: HostProgram, inputs: list[Any]) -> Any:
     run = python.load()
     assert not python.refused
     compared: list[str] = []
-    native = assemble(program, {}, kernels_of(python.kernels, "native", python.built))
+    native = assemble(program, {}, kernels_of(python.kernels, python.built))
     results = in_both(python, native.function, run, compared)(inputs)
     assert compared
     return results

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from ferrite.artifact.kernels import kernels_of
+from ferrite.artifact.kernels import build_code, link
 from ferrite.decisions import Decision
 from ferrite.loops.nodes import Apply, Expr, Load, Program, Store
 from ferrite.loops.rewrite import walk
@@ -303,7 +303,7 @@ def program(s0: size(0, 512), s1: size(0, 512), x: f32[s1, s0], y: out(f32[s0, s
     assert len(program.nests) == 3
     x = torch.from_numpy(np.arange(rows * columns, dtype=np.float32).reshape(columns, rows))
     y = torch.full((rows, columns), -1.0)
-    kernels_of([program], "native").functions[program.name](x, y, rows, columns)
+    link([program], build_code([program])[0]).functions[program.name](x, y, rows, columns)
     assert torch.equal(y, x.t())
 
 
