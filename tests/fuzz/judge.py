@@ -10,6 +10,8 @@ But a program can subtract nearly equal numbers, and then eager may be right to 
 the last place of `exp` is a large error of the result. So if these rules do not accept a value, eager runs NOISY_RUNS
 times more with noise: what an inexact step takes and gives, and every gradient on its way back, is moved by a few units
 in the last place. Who is no farther from eager than SPREAD times the noisy runs are has made no error that matters.
+Integers that such a step casts to floats are moved as far as floats would be, and in every other run what takes one of
+two zeros takes the other one.
 Where noise changes which values are NaN or infinite, nobody can say which are right; such elements are not compared.
 Eager may leave the range of a type on the way to a result that is in it: products of halves, and squares of the
 largest numbers under a norm, which come to NaN. There float64 is right of halves, with which nobody else computes; of
@@ -137,8 +139,16 @@ class Eager:
             def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:
                 return gradient
 
-        def moved(value: torch.Tensor) -> torch.Tensor:
-            return Move.apply(value) if value.is_floating_point() else value
+        def moved(value: torch.Tensor, casts: bool) -> torch.Tensor:
+            if value.is_floating_point():
+                return Move.apply(value)
+            return _nearer(value, generator) if casts and value.dtype != torch.bool else value
+
+        def swapped(value: torch.Tensor, *operands: torch.Tensor) -> None:
+            if value.is_floating_point() and seed % 2:
+                zeros = torch.stack([*(each.expand_as(value) == 0 for each in operands)]).all(0)
+                signs = [each.expand_as(value).signbit() for each in operands]
+                value.data.copy_(torch.where(zeros & (signs[0] != signs[-1]), -value.data, value.data))
 
         def noted(value: torch.Tensor, rounds: bool) -> None:
             if value.is_floating_point() and rounds:
@@ -148,7 +158,7 @@ class Eager:
                 # Of several parts, one that nobody reads has no gradient.
                 value.register_hook(lambda gradient: None if gradient is None else _moved(gradient, generator))
 
-        return function_of(self.program, moved=moved, noted=noted)
+        return function_of(self.program, moved=moved, noted=noted, swapped=swapped)
 
 
 def _moved(value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
@@ -157,6 +167,12 @@ def _moved(value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     wide = value.to(torch.float64)
     moved = wide * (1 + NOISE * torch.finfo(value.dtype).eps * noise)
     return torch.where(wide.isfinite(), moved, wide).to(value.dtype)
+
+
+def _nearer(value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Integers nearer to zero, each by up to NOISE units in the last place that it would have as a float."""
+    noise = torch.rand(value.shape, generator=generator, dtype=torch.float64)
+    return value - (value.double() * NOISE * torch.finfo(torch.float32).eps * noise).to(value.dtype)
 
 
 def _call(function: Callable[..., Any]) -> Call:

@@ -33,7 +33,7 @@ from torch.nn import functional
 
 LAYOUTS = ("contiguous", "transposed", "gaps", "stepped", "offset", "expanded")
 VALUES = ("normal", "positive", "whole", "special")
-ROUNDINGS = ("exact", "inexact", "sum", "jumps", "raises")
+ROUNDINGS = ("exact", "either", "inexact", "sum", "jumps", "raises")
 LARGEST = 6000  # elements of a value
 MOST_PRINTED = 64  # elements of an input that are printed one by one
 ENVIRONMENT = {"torch": torch, "functional": functional}
@@ -63,6 +63,8 @@ class Step:
     """One line. `text` has {0}, {1}, ... for operands; without results it is a statement that changes operand 0.
 
     rounding:  exact    the same bits everywhere, if its operands are the same
+               either   exact, but it gives one of its operands, and which of two zeros is not said: eager gives the
+                        second in whole vectors and the first in what is left
                inexact  floats may differ in the last bits
                sum      inexact, unless it adds whole numbers
                jumps    exact, and a small change of an operand may change the result much
@@ -83,6 +85,11 @@ class Step:
     @property
     def rounds(self) -> bool:
         return self.rounding in ("inexact", "sum")
+
+    @property
+    def casts(self) -> bool:
+        """Whether it names the type in which it computes, which may hold fewer digits than an integer has."""
+        return _NARROW.search(self.text) is not None
 
     @property
     def line(self) -> str:
@@ -176,7 +183,8 @@ def make_inputs(inputs: Sequence[Input]) -> dict[str, torch.Tensor]:
 
 
 def source(program: Program, disturbed: bool = False) -> str:
-    """The function. If disturbed, what steps that round take and give goes through `moved` and `noted`."""
+    """The function. If disturbed, what steps that round take and give goes through `moved` and `noted`, and what gives
+    one of its operands through `swapped`."""
     lines = [f"def program({', '.join(each.name for each in program.inputs)}):"]
     for inside, steps in itertools.groupby(program.steps, key=lambda step: step.inside):
         block = [line for step in steps for line in _lines(step, disturbed)]
@@ -190,13 +198,14 @@ def source(program: Program, disturbed: bool = False) -> str:
 def _lines(step: Step, disturbed: bool) -> list[str]:
     if not disturbed:
         return [step.line]
-    moved = replace(step, operands=tuple(f"moved({name})" for name in step.operands))
+    moved = replace(step, operands=tuple(f"moved({name}, {step.casts})" for name in step.operands))
     first = moved.line if step.results and step.rounds else step.line
-    return [first, *(f"noted({name}, {step.rounds})" for name in step.results or step.operands[:1])]
+    swapped = [f"swapped({name}, {', '.join(step.operands)})" for name in step.results if step.rounding == "either"]
+    return [first, *swapped, *(f"noted({name}, {step.rounds})" for name in step.results or step.operands[:1])]
 
 
 def function_of(program: Program, **disturbed: Callable[..., Any]) -> Callable[..., Any]:
-    """The function that the text defines; of the disturbed text, if `moved` and `noted` are given."""
+    """The function that the text defines; of the disturbed text, if what disturbs it is given."""
     environment = {**ENVIRONMENT, **disturbed}
     exec(compile(source(program, bool(disturbed)), "<program>", "exec"), environment)
     return environment["program"]  # type: ignore[return-value]
@@ -296,7 +305,7 @@ class Trace:
         if step.rounding == "jumps" and not from_exact:
             raise Rejected("a decision about rounded values")
         adds_whole = step.rounding == "sum" and from_exact and self._adds_whole(step)
-        stays_exact = from_exact and (step.rounding in ("exact", "jumps") or adds_whole)
+        stays_exact = from_exact and (step.rounding in ("exact", "either", "jumps") or adds_whole)
         if step.results:
             self._assign(step, self._run(step), stays_exact)
         else:

@@ -60,7 +60,7 @@ BINARY = (
     *_rows("aa", "exact", "{0} + {1}", "{0} * {1}", "{0} / {1}", "torch.add({0}, {1}, alpha=2)"),
     *_rows("nn", "exact", "{0} - {1}", "torch.sub({0}, {1}, alpha=2)", "torch.rsub({0}, {1})"),
     *_rows("a", "exact", "{0} + <scalar>", "<scalar> - {0}", "{0} * <scalar>", "{0} / <scalar>", "<scalar> / {0}"),
-    *_calls("aa", "exact", "maximum minimum fmax fmin"),
+    *_calls("aa", "either", "maximum minimum fmax fmin"),
     *_calls("aa", "jumps", "copysign"),
     *_calls("ff", "jumps", "nextafter heaviside"),
     *_rows("nn", "jumps", "{0} // {1}", "{0} % {1}", "torch.fmod({0}, {1})", "torch.floor_divide({0}, {1})"),

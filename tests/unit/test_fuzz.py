@@ -378,6 +378,30 @@ def test_cancellation_is_judged_by_noise() -> None:
         assert judge(one_input(*steps), Engine("cancels", backend=backend)).status == status
 
 
+def test_either_of_two_zeros_may_be_the_greater_one() -> None:
+    """Eager takes the second in whole vectors, the first in what is left. Of two with one sign there is no choice."""
+    steps = (
+        Step("{0} * 0", ("x0",), ("v1",)),
+        Step("torch.abs({0}) * 0", ("x0",), ("v2",)),
+        Step("torch.maximum({0}, {1})", ("v1", "v2"), ("v0",), "either"),
+    )
+    for other, status in (
+        (lambda x, y: torch.maximum(y, x), "close"),
+        (lambda x, y: -torch.maximum(y, y), "different"),
+    ):
+        assert judge(one_input(*steps), Engine("other", backend=replaced(maximum=other))).status == status
+
+
+def test_integers_that_a_float_does_not_hold_are_rounded_while_they_are_added() -> None:
+    steps = (
+        Step("torch.tensor([2**62, 7, -(2**62)]) + {0}.long()[0, 0] * 0", ("x0",), ("v1",)),
+        Step("torch.sum({0}, dtype=torch.float32)", ("v1",), ("v0",), "sum"),
+    )
+    for far, status in ((3.0, "close"), (2.0**62, "different")):
+        backend = replaced(sum=lambda x, dtype, far=far: torch.sum(x, dtype=dtype) + far)
+        assert judge(one_input(*steps), Engine("other", backend=backend)).status == status
+
+
 def test_noise_does_not_explain_what_is_far_away() -> None:
     eager = torch.tensor([1.0, 2.0])
     noisy = [eager * (1 + n * 1e-6) for n in range(-2, 3)]
