@@ -144,11 +144,10 @@ class Eager:
                 return Move.apply(value)
             return _nearer(value, generator) if casts and value.dtype != torch.bool else value
 
-        def swapped(value: torch.Tensor, *operands: torch.Tensor) -> None:
+        def swapped(value: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
             if value.is_floating_point() and seed % 2:
-                zeros = torch.stack([*(each.expand_as(value) == 0 for each in operands)]).all(0)
-                signs = [each.expand_as(value).signbit() for each in operands]
-                value.data.copy_(torch.where(zeros & (signs[0] != signs[-1]), -value.data, value.data))
+                two_zeros = (left == 0) & (right == 0) & (left.signbit() != right.signbit())
+                value.data.copy_(torch.where(two_zeros, -value.data, value.data))
 
         def noted(value: torch.Tensor, rounds: bool) -> None:
             if value.is_floating_point() and rounds:
