@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from io import StringIO
+from itertools import pairwise, permutations
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,7 @@ from bench.compare import (
     compare,
     interleave,
     open_child,
-    rotate,
+    order_of,
     summarise,
 )
 from bench.show import Column, format_bytes, format_seconds, show, watcher
@@ -74,10 +76,20 @@ def test_the_baseline_and_metrics_it_lacks_have_no_ratio() -> None:
     assert set(result.row("case", "B").ratios) == {"first_call"}
 
 
-def test_rotation_gives_everyone_every_place() -> None:
-    orders = [rotate("ABC", step) for step in range(3)]
-    assert orders == [["A", "B", "C"], ["B", "C", "A"], ["C", "A", "B"]]
-    assert rotate([], 5) == []
+@pytest.mark.parametrize("names", ["AB", "ABC", "ABCD", "ABCDE"])
+def test_everyone_has_every_place_and_follows_everyone_equally_often(names: str) -> None:
+    orders = [order_of(names, step) for step in range(len(names) * (1 + len(names) % 2))]
+    times = len(orders) // len(names)
+    assert Counter((place, name) for order in orders for place, name in enumerate(order)) == Counter(
+        {(place, name): times for place in range(len(names)) for name in names}
+    )
+    neighbours = Counter(pair for order in orders for pair in pairwise(order))
+    assert neighbours == Counter(dict.fromkeys(permutations(names, 2), times))
+
+
+def test_an_order_of_one_or_none() -> None:
+    assert order_of("A", 5) == ["A"]
+    assert order_of([], 5) == []
 
 
 # --- the runner, with workers that only pretend -------------------------------------------------------------------
@@ -134,7 +146,7 @@ def run(stage: Stage, plan: Plan, *, missing: Mapping[str, str] | None = None, *
     return compare("test", [Case("case", tuple(contenders))], baseline="A", plan=plan, open_worker=stage, **more)
 
 
-def test_starts_and_turns_interleave_and_rotate() -> None:
+def test_starts_and_turns_interleave_in_every_order() -> None:
     stage = Stage({"A": steady(1.0), "B": steady(3.0)})
     result = run(stage, Plan(rounds=2, turns=2))
     assert stage.log == [
