@@ -366,3 +366,17 @@ def test_results_do_not_depend_on_the_number_of_threads(function: Callable[..., 
         answers.append(compiled(x, w))
     for answer in answers[1:]:
         assert all(torch.equal(a, b) for a, b in zip(answer, answers[0], strict=True))
+
+
+@pytest.mark.usefixtures("as_before")
+@pytest.mark.parametrize("count", [2, 3, 7])
+def test_pieces_that_threads_take_from_each_other_are_done_once(count: int) -> None:
+    """Enough for every thread to leave the last quarter of its part to whoever is done; each call adds to the last."""
+    compiled = torch.compile(
+        lambda x: x.add_(1), backend="ferrite", fullgraph=True, options={"strict": True, "executor": "native"}
+    )
+    torch.set_num_threads(count)
+    x = torch.zeros(8 * 32_768 * count + 12_345)
+    for _ in range(20):
+        compiled(x)
+    assert torch.equal(x, torch.full_like(x, 20))
