@@ -20,8 +20,8 @@ from ferrite.schedule.split_reduction import Limits, split_reductions
 from tests.unit.loop_programs import programs, size_values
 from tests.unit.test_native_kernels import Code, agrees, assert_as_the_oracle, inputs
 
-SMALL = Limits(few=1 << 40, long=0, block=6, columns=60, rows=2, stream=1)  # splits whatever can be split
-ONE_STREAM = Limits(stream=1 << 40)
+SMALL = Limits(few=1 << 40, long=0, block=6, columns=60, rows=2, piece=2)  # splits whatever can be split
+ONE_STREAM = Limits(piece=1 << 40)
 
 
 def split(text: str, limits: Limits = SMALL) -> Program:
@@ -79,15 +79,57 @@ def program(s0: size(1), x: f32[s0], y: out(f32[()])):
     assert show(split(text, ONE_STREAM)) == after.lstrip()
 
 
-def test_a_block_is_read_at_four_places_at_once() -> None:
+def test_a_block_has_four_pieces_a_quarter_of_the_box_from_each_other() -> None:
     text = """
 def program(x: f32[1000000], y: out(f32[()])):
     for _ in box():
         y[()] = sum(x[k] for k in box(1000000))
 """
-    parts = show(split(text, Limits())).splitlines()[4]
-    first, second, third, fourth = (f"x[k + 8000*k_block{more}]" for more in ("", " + 2000", " + 4000", " + 6000"))
-    assert parts.split(" = ")[1] == f"sum({first} + {second} + ({third} + {fourth}) for k in box(2000))"
+    after = """
+    for k_block in box(125):
+        part_value[k_block] = sum(x[k + 2000*k_block] + x[k + 2000*k_block + 250000] + (x[k + 2000*k_block + 500000] + x[k + 2000*k_block + 750000]) for k in box(2000))
+"""  # noqa: E501
+    assert after.lstrip("\n") in show(split(text, Limits()))
+
+
+def test_sizes_of_run_time_have_pieces_too_and_one_for_what_is_left() -> None:
+    text = """
+def program(s0: size(1), x: f32[s0], y: out(f32[()])):
+    for _ in box():
+        y[()] = max(x[k] for k in box(s0))
+"""
+    made = show(split(text, Limits()))
+    assert "x[k + 2048*k_block + 6144*(s0 // 8192)]" in made
+    assert "max(x[k + 8192*(s0 // 8192)] for k in box((s0 % 8192)))" in made
+
+
+def test_pieces_of_several_rows_and_rows_that_are_pieces_themselves() -> None:
+    text = """
+def program(x: f32[{rows}, {columns}], y: out(f32[()])):
+    for _ in box():
+        y[()] = max(x[r, k] for r, k in box({rows}, {columns}))
+"""
+    several = show(split(text.format(rows=4096, columns=1024), Limits()))
+    assert "for r, k in box(2, 1024)" in several
+    assert "x[r + 2*r_block + 3072, k]" in several
+    one = show(split(text.format(rows=64, columns=8192), Limits()))
+    assert "for r_block in box(16):" in one
+    assert "x[r_block + 48, k]" in one
+    assert "for k in box(8192)" in one
+
+
+def test_what_reads_a_block_once_for_several_reductions_has_pieces_for_all_or_none() -> None:
+    text = """
+def program(x: f32[1000000], y: out(f32[()]), z: out({dtype}[()])):
+    for _ in box():
+        y[()] = sum(x[k] for k in box(1000000))
+        z[()] = {other}(x[k] for k in box(1000000)){part}
+"""
+    both = show(split(text.format(dtype="f32", other="max", part=""), Limits()))
+    assert both.count("+ 750000]") == 2
+    neither = show(split(text.format(dtype="i64", other="argmax", part=".index"), Limits()))
+    assert "750000" not in neither
+    assert neither.count("for k in box(8000)") == 3  # the sum, the greatest and where it is
 
 
 @pytest.mark.parametrize(
