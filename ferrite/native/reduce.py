@@ -305,18 +305,28 @@ class Reducer(Evaluator):
         )
 
     def _rounds(
-        self, one: Pass, start: Value, stop: Value, steps: Sequence[int], running: Running, each: Round
+        self,
+        one: Pass,
+        start: Value,
+        stop: Value,
+        steps: Sequence[int],
+        running: Running,
+        each: Round,
+        *,
+        surely: bool = False,
     ) -> Running:
-        """A loop for each length of a step, from coarse to fine. What a coarse step gathers starts anew."""
+        """A loop for each length of a step, from coarse to fine. What a coarse step gathers starts anew; there is
+        `surely` something to gather in each."""
         b = self.b
         step, *finer = steps
 
         def stretch(position: Value, running: Running) -> Running:
             end = b.minimum(b.add(position, step), stop)
-            return one.fold.merge(b, running, self._rounds(one, position, end, finer, one.start, each))
+            gathered = self._rounds(one, position, end, finer, one.start, each, surely=True)
+            return one.fold.merge(b, running, gathered)
 
         body = stretch if finer else each
-        with b.loop(start, stop, step, running) as loop:
+        with b.loop(start, stop, step, running, surely=surely) as loop:
             loop.next(*body(loop.index, tuple(loop.carried)))
         return tuple(loop.results)
 
