@@ -299,7 +299,8 @@ class _Work:
         b, axis = self.b, shape.vector
         assert axis is not None
         body = [part for part in loop.body if not isinstance(part, Loop)]
-        sums = sums_across([*self.loop.axes, *loop.axes], body, axis)
+        reduces = any(map(reductions_in, body))
+        sums = sums_across([*self.loop.axes, *loop.axes], body, axis) if reduces else []
         self._hoist(loop, scope, axis)
         if not sums:
             self._between(loop, shape, scope, start, stop, {}, surely=surely)

@@ -443,11 +443,17 @@ def _none_of(moving: Collection[Axis]) -> Callable[[frozenset[Axis]], bool]:
 
 def _apart(value: Index, is_still: Callable[[frozenset[Axis]], bool]) -> tuple[Index, Index]:
     """The terms whose axes do not move, and the rest with the constant. What is read from data counts as moving."""
+    if not value.terms:
+        return ZERO, value
     still: list[Term] = []
     moving: list[Term] = []
     for term in value.terms:
-        is_kept = all(not holds_data(atom) and is_still(free_axes(atom)) for atom in term[1])
-        (still if is_kept else moving).append(term)
+        for atom in term[1]:
+            if holds_data(atom) or not is_still(free_axes(atom)):
+                moving.append(term)
+                break
+        else:
+            still.append(term)
     if not still:
         return ZERO, value
     if not moving and value.constant == 0:
