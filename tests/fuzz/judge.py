@@ -15,7 +15,9 @@ two zeros takes the other one.
 Where noise changes which values are NaN or infinite, nobody can say which are right; such elements are not compared.
 Eager may leave the range of a type on the way to a result that is in it: products of halves, and squares of the
 largest numbers under a norm, which come to NaN. There float64 is right of halves, with which nobody else computes; of
-others nobody is, and they are not compared (`in_range`).
+others nobody is, and they are not compared (`in_range`). Some libraries that eager calls, on some processors, have NaN
+for what is infinite: gelu(inf), and in bfloat16 inf times a number so small that instructions for it take it for 0. Who
+has the infinity that float64 has is right.
 Integers and truth values come from exact values only, and are equal or wrong.
 """
 
@@ -235,12 +237,14 @@ def _read(read: Callable[[Observation], Any], run: Observation) -> torch.Tensor 
 
 
 def in_range(eager: torch.Tensor, compiled: torch.Tensor, reference: torch.Tensor | None) -> torch.Tensor:
-    """What is wanted where eager left the range of its type, the result is in it, and who is judged did not leave."""
+    """What is wanted where eager left the range of its type, the result is in it, and who is judged did not leave; or
+    where eager has NaN for the infinity that float64 has, and who is judged has that."""
     if reference is None or not eager.is_floating_point() or reference.shape != eager.shape:
         return eager
     rounded = reference.to(eager.dtype)
     wanted = rounded if eager.dtype in (torch.float16, torch.bfloat16) else compiled
-    return torch.where(rounded.isfinite() & compiled.isfinite() & ~eager.isfinite(), wanted, eager)
+    wanted = torch.where(rounded.isfinite() & compiled.isfinite() & ~eager.isfinite(), wanted, eager)
+    return torch.where(eager.isnan() & rounded.isinf() & (compiled == rounded), compiled, wanted)
 
 
 def is_within_noise(eager: torch.Tensor, compiled: torch.Tensor, noisy: list[torch.Tensor]) -> bool:

@@ -424,6 +424,15 @@ def test_results_that_eager_leaves_the_range_for() -> None:
     assert in_range(whole, whole, reference[:2]) is whole
 
 
+def test_infinities_that_eager_has_nan_for() -> None:
+    """Only the one that float64 has will do."""
+    inf, nan = torch.inf, torch.nan
+    eager = torch.tensor([nan, nan, nan, 1.0])
+    reference = torch.tensor([inf, inf, nan, inf], dtype=torch.float64)
+    found = in_range(eager, torch.tensor([inf, -inf, inf, inf]), reference)
+    torch.testing.assert_close(found, torch.tensor([inf, nan, nan, 1.0]), equal_nan=True)
+
+
 def test_noise_passes_parts_that_nobody_reads() -> None:
     """Their gradient is None; the noisy runs used to raise, and rounding counted as a difference."""
     parts = Step("torch.unbind({0}, dim=0)", ("x0",), ("v0", "v1", "v2"), "exact")
