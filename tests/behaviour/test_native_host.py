@@ -765,8 +765,9 @@ def eights(x: Tensor) -> Tensor:
 
 
 def weights_of_eight_bits(x: Tensor) -> Tensor:
-    weight, scales = torch.arange(128).to(torch.int8).view(16, 8), torch.ones(16, dtype=torch.bfloat16)
-    return torch.ops.aten._weight_int8pack_mm((x + 1).bfloat16(), weight, scales).float() * 2
+    """In rows of 64: of shorter ones than a vector holds, torch's kernel for AVX-512 reads past the end."""
+    weight, scales = torch.arange(1024).to(torch.int8).view(16, 64), torch.ones(16, dtype=torch.bfloat16)
+    return torch.ops.aten._weight_int8pack_mm((x.repeat(1, 8) + 1).bfloat16(), weight, scales).float() * 2
 
 
 PACKED = torch.ops.aten._convert_weight_to_int4pack_for_cpu(torch.arange(2048).remainder(16).int().view(32, 64), 2)
