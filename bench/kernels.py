@@ -72,7 +72,7 @@ class Case:
         _, arguments = self.make(self.dtype, self.rows)
         sizes = [a.nbytes for a in arguments if isinstance(a, torch.Tensor)]
         main = self.rows * COLUMNS * self.dtype.itemsize if self.make is _embedding else max(sizes)
-        return torch.zeros(int((self.held or self.moved) * main) // 8)
+        return torch.ones(int((self.held or self.moved) * main) // 8)
 
 
 def _x(dtype: torch.dtype, *sizes: int) -> torch.Tensor:

@@ -37,7 +37,7 @@ from ferrite.loops.index import (
 from ferrite.loops.nodes import Accumulate, Assert, Buffer, Expr, FoldScan, Load, Program, Scan, Statement, Store
 from ferrite.loops.rewrite import children, loaded_in
 from ferrite.loops.shapes import linear
-from ferrite.native.ahead import Ahead, next_looked_up, next_rows
+from ferrite.native.ahead import Ahead, Tile, following_rows, next_looked_up, next_rows, next_tile
 from ferrite.native.builder import Builder, Value, pointer, scalar
 from ferrite.native.reduce import Reducer
 from ferrite.native.rows import MOST_COLUMNS, Kept, fold_rows, kept_values, sums_across
@@ -48,7 +48,7 @@ from ferrite.native.target import Target
 from ferrite.native.team import PLAN_PARAMETERS, Row, write_kernel
 from ferrite.schedule.arrange import Arrangement, Loop, arrange, row_length
 from ferrite.schedule.decided import on
-from ferrite.schedule.shape import Shape, are_independent, is_large, reductions_in, shape_of
+from ferrite.schedule.shape import Shape, are_independent, reductions_in, shape_of
 
 STRETCH = 4096  # elements of a tree with one loop that make a unit: whole groups of vectors, which have up to 256
 COLUMNS = 256  # the same where loops around the lanes must run in order
@@ -326,12 +326,15 @@ class _Work:
         groups = Groups(axis.extent, lanes, ways)
         whole = stop if groups.left == 0 else b.sub(stop, b.split(b.sub(stop, start), groups.size)[1])
         if groups.any:
-            ahead = self._ahead(loop, axis, scope)
+            ahead = self._ahead(loop, shape, scope)
+            tiles = self._tiles_ahead(loop, shape, lanes, scope)
             with b.loop(start, whole, groups.size, surely=surely and groups.left == 0) as here:
                 here.next()
                 vector = Lanes(axis, here.index, lanes, groups.ways)
                 inside = scope.inner(axes={axis: here.index}, vector=vector, ahead=ahead)
                 inside.known.update(kept_values(self.evaluator, kept, start, vector))
+                for tile in tiles:
+                    tile.ask(self.evaluator, vector)
                 self._body(loop, inside)
         if groups.left != 0:
             with b.loop(whole, stop, lanes) as here:
@@ -342,14 +345,32 @@ class _Work:
                 inside.known.update(kept_values(self.evaluator, kept, start, vector))
                 self._body(loop, inside)
 
-    def _ahead(self, loop: Loop, axis: Axis, scope: Scope) -> Ahead:
-        """What the lanes along an axis ask for, for the next round of the loop around them."""
+    def _ahead(self, loop: Loop, shape: Shape, scope: Scope) -> Ahead:
+        """What the lanes ask for, for the next round of the loop around them."""
+        axis = shape.vector
+        assert axis is not None
         outer = [each for each in (*self.loop.axes, *self.shape.outer) if each is not axis]
         if not outer:
             return {}
         made = {buffer for statement in self.statements for buffer in written_by(statement)}
-        looked_up = next_looked_up(self.evaluator, loop.statements(), made, outer[-1], axis, scope)
-        return next_rows(self.statements, loop.statements(), outer[-1]) | looked_up
+        found = next_looked_up(self.evaluator, loop.statements(), made, outer[-1], axis, scope)
+        found |= next_rows(self.statements, loop.statements(), outer[-1])
+        if self._turned_for(loop):
+            found |= following_rows(loop.statements(), shape.outer[-1], axis)
+        return found
+
+    def _tiles_ahead(self, loop: Loop, shape: Shape, lanes: int, scope: Scope) -> list[Tile]:
+        """What a loop that writes a tile asks for, for the next tile."""
+        turned = self._turned_for(loop)
+        if not turned:
+            return []
+        assert shape.vector is not None
+        return next_tile(self.evaluator, turned, self.loop.axes, shape.outer[-1], shape.vector, lanes, scope)
+
+    def _turned_for(self, loop: Loop) -> list[Load]:
+        """What is turned, in memory of its own, by loops beside this one that have the same axes."""
+        others = [part for part in self.loop.body if isinstance(part, Loop) and part is not loop and part.is_leaf]
+        return [node for part in others if part.axes == loop.axes for node in self._shape(part).turned]
 
     def _in_squares(self, loop: Loop, shape: Shape, scope: Scope) -> None:
         """As many rows at once as there are lanes. What has gaps between lanes is read along the rows, and turned; all
@@ -381,9 +402,6 @@ class _Work:
         assert step is not None
         apart, base = evaluator.scalar_index(step, first), evaluator.buffers[node.buffer]
         starts = [b.add(start, b.mul(apart, number)) for number in range(lanes)]
-        if is_large(node.buffer):  # the next columns: they lie apart
-            for each in starts:
-                b.prefetch(base, node.dtype, each, b.mul(apart, lanes), lanes)
         return b.transpose([b.load(node.dtype, base, each, lanes) for each in starts])
 
     def _hoist(self, loop: Loop, scope: Scope, axis: Axis) -> None:

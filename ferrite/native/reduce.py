@@ -54,7 +54,7 @@ from ferrite.native.builder import Value
 from ferrite.native.evaluate import I32_MOST, Evaluator
 from ferrite.native.math import FUNCTIONS
 from ferrite.native.scope import Groups, Lanes, Scope, whole_ways
-from ferrite.schedule.shape import always_read, best_axis, loads_in, ways_of, width_of
+from ferrite.schedule.shape import always_read, best_axis, loads_in, ways_in_reduction, width_of
 
 Running = tuple[Value, ...]
 Round = Callable[[Value, Running], Running]  # (position, running) -> running
@@ -249,7 +249,7 @@ class Reducer(Evaluator):
             own = best_axis(node.axes, loads_in(node.body))
         if own is not None:
             lanes = b.target.vector_bytes // width_of(node.body)
-            ways = whole_ways(own.extent, lanes, ways_of(node.body))
+            ways = whole_ways(own.extent, lanes, ways_in_reduction(node.body, own))
         loops = tuple(axis for axis in node.axes if axis is not own)
         # Positions in 32 bits, if they fit, fill as many vectors as values of f32.
         points = greatest(product(axis.extent for axis in node.axes))

@@ -195,6 +195,14 @@ def ways_of(*parts: Statement | Expr, along: Axis | None = None) -> int:
     return MOST_WAYS if operations <= LONG_BODY else 2 if operations <= LONGEST_BODY else 1
 
 
+def ways_in_reduction(body: Expr, along: Axis) -> int:
+    """Of what a reduction with lanes along an axis combines: a vector from each of the places that it reads comes
+    sooner than four from one and then four from the next. (256 MiB from four places, GB/s of loops in C on a Zen 4:
+    27.5 and 31.4, from one place 27.5.)"""
+    places = {part for part in _everything_in([body], along) if isinstance(part, Load)}
+    return max(ways_of(body) // max(len(places), 1), 1)
+
+
 def is_quick(part: Apply | Random) -> bool:
     """Whether it is done in a few instructions."""
     return isinstance(part, Apply) and part.operation in QUICK

@@ -6,16 +6,17 @@
 Where the tiles do not fit the box there are further nests, for the rows and the columns that are left. If no cache
 holds what is written, tiles are larger, and what is read across is turned into memory of its own first:
 
-    for i_block, j_block, i, j in box(64, 16, 256, 128):
-        turned[i_block, j_block, 128*i + j] = y[128*j_block + j, 256*i_block + i]
-    for i_block, j_block, i, j in box(64, 16, 256, 128):
-        z[256*i_block + i, 128*j_block + j] = x[256*i_block + i, 128*j_block + j] + turned[i_block, j_block, 128*i + j]
+    for i_block, j_block, i, j in box(128, 16, 128, 128):
+        turned[i_block, j_block, 128*i + j] = y[128*j_block + j, 128*i_block + i]
+    for i_block, j_block, i, j in box(128, 16, 128, 128):
+        z[128*i_block + i, 128*j_block + j] = x[128*i_block + i, 128*j_block + j] + turned[i_block, j_block, 128*i + j]
 
 The nests share the loops over tiles, and `turned` is memory for one of them (`arrange`). So every line of memory is
-touched once, whole, and with its neighbours, and can be written past the caches. One thread, f32, three of
-[16384, 2048]: 41 to 52 ms in squares, 30 to 42 in tiles of 64 rows, which take 256 bytes of a page of `y` at a time,
-27 to 28 in tiles of 256 rows, which take 1 KiB: to find a page takes as long as to read some lines of it. What a cache
-holds is not faster like this (three of [2048, 2048] 5.1 ms and 5.1), or slower ([8, 512, 512] turned: 1.1 ms and 1.9).
+touched once, whole, and with its neighbours, and can be written past the caches. While one tile is written, the next
+one of `y` is asked for (`native/ahead.py`), so that it need not be larger than this: to find a page takes as long as to
+read some lines of it. Two threads, f32, three of [16384, 2048], in turns: 19.6 ms in tiles of 256 by 128 that were asked
+for piece by piece as they were turned, 16.7 so. What a cache holds is not faster like this (three of [2048, 2048] 5.1 ms
+and 5.1), or slower ([8, 512, 512] turned: 1.1 ms and 1.9).
 
 Law: points of a nest of plain stores write to different places, so their order does not matter.
 """
@@ -42,7 +43,7 @@ from ferrite.schedule.shape import (
 )
 
 SIDE = SQUARE  # two cache lines of f32, and few enough rows for the first level of the TLB
-HEIGHTS, WIDTHS = (256, 128, 64), (128, 64)  # of tiles that are turned first
+HEIGHTS, WIDTHS = (128, 64), (128, 64)  # of tiles that are turned first
 WASTE = 8  # at most one part in so many of an axis is left by tiles
 
 

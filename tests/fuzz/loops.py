@@ -126,8 +126,8 @@ SMALL_LIMITS: tuple[tuple[Any, str, tuple[Any, ...]], ...] = (
         split_reductions,
         "__defaults__",
         (
-            (Limits(few=16, long=32, block=16, columns=64, rows=2, piece=2),),
-            (Limits(few=2, long=64, block=32, columns=256, rows=4, piece=8),),
+            (Limits(few=16, long=32, block=16, columns=256, rows=2, piece=2),),
+            (Limits(few=2, long=64, block=32, columns=1024, rows=4, piece=8),),
         ),
     ),
     (tile_transposes, "__defaults__", ((4,), (8,), (5,))),

@@ -189,6 +189,7 @@ def kernel(x: f32[{rows}, {columns}], y: out(f32[{columns}])):
         np.testing.assert_allclose(y, x.reshape(rows, columns).sum(axis=0, dtype=np.float64), rtol=4e-7)
 
 
+FOUR = "x[r] + x[r + 4096] + (x[r + 8192] + x[r + 12288])"
 LANES_AROUND = """
 def kernel(s0: size(1, 50), n: i64[s0], x: f32[9, 6], y: out(f32[s0, 9]), z: out(f32[s0, 9])):
     for i, j in box(s0, 9):
@@ -204,6 +205,14 @@ def test_reductions_that_are_the_same_in_all_lanes_and_folds_in_their_order(targ
     assert code.refused is None
     for s0 in (1, 8, 33):
         assert_as_the_oracle(program, code, {"s0": s0}, s0)
+
+
+@pytest.mark.parametrize(("body", "vectors"), [("x[r]", 4), ("x[r] * x[r + 4096]", 4), ("x[r] * z[0]", 4), (FOUR, 4)])
+def test_a_reduction_loads_as_many_vectors_at_once_from_however_many_places(body: str, vectors: int) -> None:
+    """Four from one place, two from each of two, one from each of four; what is the same in all lanes does not count."""
+    text = f"def program(x: f32[16384], z: f32[1], y: out(f32[1])):\n    for i in box(1):\n        y[i] = sum({body}"
+    emitted = emit([parse_program(f"{text} for r in box(4096))\n")], named("x86-64-v4")).text
+    assert emitted.count("load <16 x float>") == vectors
 
 
 def test_a_loop_that_reads_a_row_again_asks_for_the_next_one() -> None:

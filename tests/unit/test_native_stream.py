@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 from ferrite.loops import oracle, oracle_values
+from ferrite.loops.dtypes import DType, f32
 from ferrite.loops.text import parse_program
 from ferrite.native import ahead
+from ferrite.native.builder import Builder, Value
 from ferrite.native.emit import emit
 from ferrite.native.target import Target, host, named
-from ferrite.schedule import shape
+from ferrite.schedule import shape, tile
 from tests.unit.targets import TARGETS
 from tests.unit.test_native_kernels import Code
 
@@ -109,6 +111,43 @@ def test_a_reduction_asks_for_the_next_piece_where_that_lies_elsewhere() -> None
     assert "llvm.prefetch" in emit([apart], host()).text
     short = parse_program(text.format("sum(x[r, j, k] for r, k in box(64, 128))"))
     assert "llvm.prefetch" not in emit([short], host()).text
+
+
+TRANSPOSED = """
+def program(x: f32[256, 256], y: f32[256, 256], z: out(f32[256, 256])):
+    for i, j in box(256, 256):
+        z[i, j] = x[i, j] + y[j, i]
+"""
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+def test_a_loop_that_writes_a_tile_asks_for_every_line_of_the_next_one(target: Target) -> None:
+    """What is asked for into the second cache is marked here instead: all tiles but the first, and one after the last.
+    Of what is read along the lanes the next row is asked for; as the tile is turned, nothing."""
+
+    def mark(
+        self: Builder, base: Value, dtype: DType, offset: Any, distance: Any, count: int, *, level: int = 1
+    ) -> None:
+        if level == 2:
+            assert count == 1
+            self.store(self.constant(f32, -1.0), base, self.add(offset, distance))
+
+    with mock.patch.object(shape, "LARGE", 1), mock.patch.multiple(tile, HEIGHTS=(64,), WIDTHS=(32,)):
+        program = tile.tile_transposes(parse_program(TRANSPOSED)).program
+        text = emit([program], target).text
+        with mock.patch.object(Builder, "prefetch", mark):
+            code = Code(program, target)
+    assert 0 < text.count("i32 0, i32 3, i32 1)") <= text.count("i32 0, i32 2, i32 1)")  # x, a row or half of it
+    x, z = np.zeros((256, 256), np.float32), np.zeros((256, 256), np.float32)
+    y = np.zeros((257, 256), np.float32)
+    assert code({}, {"x": x, "y": y[:256], "z": z}, 1) == 0
+    lanes = target.vector_bytes // 4
+    asked = np.zeros_like(y)
+    asked[:256, ::lanes] = -1.0
+    asked[:32, :64] = 0.0  # the first tile
+    # The one after the last: in rows that are not there, where the first columns of the next ones are.
+    asked.reshape(-1)[np.add.outer(np.arange(32) * 256 + 256, np.arange(0, 64, lanes)).reshape(-1)] = -1.0
+    assert np.array_equal(y, asked)
 
 
 def test_a_register_is_not_stored() -> None:

@@ -20,7 +20,7 @@ from ferrite.schedule.split_reduction import Limits, split_reductions
 from tests.unit.loop_programs import programs, size_values
 from tests.unit.test_native_kernels import Code, agrees, assert_as_the_oracle, inputs
 
-SMALL = Limits(few=1 << 40, long=0, block=6, columns=60, rows=2, piece=2)  # splits whatever can be split
+SMALL = Limits(few=1 << 40, long=0, block=6, columns=240, rows=2, piece=2)  # splits whatever can be split
 ONE_STREAM = Limits(piece=1 << 40)
 
 
@@ -116,6 +116,16 @@ def program(x: f32[{rows}, {columns}], y: out(f32[()])):
     assert "for r_block in box(16):" in one
     assert "x[r_block + 48, k]" in one
     assert "for k in box(8192)" in one
+
+
+@pytest.mark.parametrize(("dtype", "rows"), [("f32", 128), ("f64", 64), ("i8", 512)])
+def test_blocks_of_rows_have_as_many_bytes_in_every_type(dtype: str, rows: int) -> None:
+    text = f"""
+def program(x: {dtype}[65536, 1024], y: out({dtype}[1024])):
+    for j in box(1024):
+        y[j] = max(x[r, j] for r in box(65536))
+"""
+    assert f"for r in box({rows})" in show(split(text, Limits()))
 
 
 def test_what_reads_a_block_once_for_several_reductions_has_pieces_for_all_or_none() -> None:
@@ -317,7 +327,7 @@ def kernel(x: f32[3, 24], m: out(f32[3]), s: out(f32[3])):
 def test_random_programs_give_the_same_in_blocks(data: Any) -> None:
     program = data.draw(programs())
     sizes, seed = data.draw(size_values(program)), data.draw(st.integers(0, 1000))
-    blocks = split_reductions(program, Limits(few=1 << 40, long=0, block=2, columns=4, rows=2)).program
+    blocks = split_reductions(program, Limits(few=1 << 40, long=0, block=2, columns=16, rows=2)).program
     check_program(blocks, "split_reductions")
     whole, parts = inputs(program, sizes, seed), inputs(program, sizes, seed)
     oracle.run(program, sizes, whole)

@@ -135,12 +135,15 @@ class Memory(Shuffle):
         if self.target.is_x86:
             self._void("call void @llvm.x86.sse.sfence()")
 
-    def prefetch(self, base: Value, dtype: DType, offset: Value | int, distance: Value | int, count: int) -> None:
-        """Asks for `count` elements that stand a distance after an offset. Memory that is not there does no harm."""
+    def prefetch(
+        self, base: Value, dtype: DType, offset: Value | int, distance: Value | int, count: int, *, level: int = 1
+    ) -> None:
+        """Asks for `count` elements that stand a distance after an offset, into the first cache or the second. Memory
+        that is not there does no harm."""
         start = self.advance(self.advance(base, dtype, offset), dtype, distance)
         for line in range(0, count * _stored(dtype).bytes, CACHE_LINE):
             place = self.advance(start, u8, line)
-            self._void(f"call void @llvm.prefetch.p0(ptr {place.names[0]}, i32 0, i32 3, i32 1)")
+            self._void(f"call void @llvm.prefetch.p0(ptr {place.names[0]}, i32 0, i32 {4 - level}, i32 1)")
 
     def broadcast(
         self, dtype: DType, base: Value, offset: Value | int, lanes: int, *, invariant: bool = False
