@@ -14,7 +14,7 @@ holds what is written, tiles are larger, and what is read across is turned into 
 The nests share the loops over tiles, and `turned` is memory for one of them (`arrange`). So every line of memory is
 touched once, whole, and with its neighbours, and can be written past the caches. While one tile is written, the next
 one of `y` is asked for (`native/ahead.py`), so it need not be larger than this: to find a page takes as long as to read
-some lines of it. Two threads, f32, three of [16384, 2048], in turns: 19.6 ms in tiles of 256 by 128 of which pieces were
+some lines of it. Two threads, f32, three of [16384, 2048]: 19.6 ms in tiles of 256 by 128 of which pieces were
 asked for as they were turned, 16.7 so. What a cache holds is not faster like this (three of [2048, 2048] 5.1 ms and
 5.1), or slower ([8, 512, 512] turned: 1.1 ms and 1.9).
 
