@@ -6,6 +6,10 @@
 Each case is an op or a few that make one kernel, on tensors of some megabytes. Ratios are medians of those of single
 rounds. A case whose answer is not eager's is a failure.
 
+`dynamo` is eager behind Dynamo's guards, which look at the arguments of every call of a compiled function, whoever
+compiled it: it says how much of a difference to eager is theirs. With arguments of megabytes between two calls, what
+they need is in no cache.
+
 `bandwidth` compares with a copy by eager, in turns with the case, on as many threads and with as large a working set:
 a case that touches three tensors of 8 MiB stands beside a copy of 12 MiB to 12 MiB. Both are bytes read and written
 over time, for a case those that it cannot do without. So it says how far a case is from doing nothing but move its
@@ -27,6 +31,8 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
+from functools import partial
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -51,7 +57,7 @@ class Case:
     `is_compared`: not where arguments change or numbers are drawn."""
 
     name: str
-    make: Callable[[torch.dtype, int], tuple[Callable[..., Any], tuple[Any, ...]]]
+    make: Callable[[torch.dtype, int], tuple[FunctionType, tuple[Any, ...]]]
     moved: float
     held: float = 0
     dtype: torch.dtype = torch.float32
@@ -231,16 +237,24 @@ def contenders(case: Case, peers: Sequence[str]) -> dict[str, Callable[[], objec
     calls: dict[str, Callable[[], object]] = {}
     expected = function(*arguments) if case.is_compared else None
     for peer in peers:
-        torch._dynamo.reset()
-        compiled = function if peer == "eager" else torch.compile(function, backend=peer, options=OPTIONS.get(peer))
+        compiled: Callable[..., Any] = function if peer == EAGER else compiled_by(peer, function, case.name)
         answer = compiled(*arguments)
         if expected is not None:
             torch.testing.assert_close(answer, expected, rtol=2e-2, atol=1e-2 if case.dtype.itemsize == 2 else 1e-3)
-        calls[peer] = lambda compiled=compiled: compiled(*arguments)
+        calls[peer] = partial(compiled, *arguments)
     return calls
 
 
-COPY = "copy"
+def compiled_by(peer: str, function: FunctionType, case: str) -> Callable[..., Any]:
+    """Dynamo keeps what it compiles with a function's code, and looks through all of it in every call: each contender
+    has a code of its own."""
+    code = function.__code__.replace(co_name=f"{case} by {peer}")
+    own = FunctionType(code, function.__globals__, closure=function.__closure__)
+    return torch.compile(own, backend=BACKENDS.get(peer, peer), options=OPTIONS.get(peer))
+
+
+EAGER, DYNAMO, COPY = "eager", "dynamo", "copy"
+BACKENDS = {DYNAMO: "eager"}
 OPTIONS = {"ferrite": {"executor": "native"}}
 
 
@@ -301,7 +315,7 @@ def summary(comparison: Comparison, cases: Sequence[Case], peers: Sequence[str])
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser("python -m bench.kernels", description=__doc__)
     parser.add_argument("--cases", default="*", help="names or patterns, separated by commas")
-    parser.add_argument("--rounds", type=int, default=21)
+    parser.add_argument("--rounds", type=int, default=41)
     parser.add_argument("--threads", type=int, help="default: as many as torch uses")
     parser.add_argument("--no-inductor", action="store_true")
     chosen = parser.parse_args(arguments)
@@ -312,7 +326,7 @@ def main(arguments: list[str] | None = None) -> int:
     patterns = chosen.cases.split(",")
     every = [*CASES, *(case.large() for case in CASES if case.is_memory_bound)]
     cases = [case for case in every if any(fnmatch(case.name, pattern) for pattern in patterns)]
-    peers = ["eager", "inductor", "ferrite"]
+    peers = [EAGER, DYNAMO, "inductor", "ferrite"]
     if chosen.no_inductor or find_cxx() is None:
         peers.remove("inductor")
     console = open_console()
