@@ -15,7 +15,7 @@ from ferrite.loops.shapes import linear
 from ferrite.native.builder import Value
 from ferrite.native.evaluate import Evaluator
 from ferrite.native.scope import Lanes, Scope
-from ferrite.schedule.shape import always_read, is_large, reductions_in, smoothness
+from ferrite.schedule.shape import always_read, reductions_in, smoothness
 
 PIECE_BYTES = range(1 << 10, 1 << 17)  # that are read one after the other, for which it pays to ask for the next ones
 EARLY = 4  # rows before one that is looked up: to find where a page is takes as long as to read some lines of it
@@ -120,7 +120,7 @@ def next_tile(
     for node in turned:
         place = linear(node.index, node.buffer.strides)
         step = coefficient_of(place, lane)
-        if step is None or not is_large(node.buffer):
+        if step is None:
             continue
         axes = {axis: scope.position(axis) for axis in free_axes(place) if axis not in (row, lane)}
         axes |= _one_further(evaluator, tiles, scope) | dict.fromkeys((row, lane), b.constant(i64, 0))
@@ -150,7 +150,7 @@ def following_rows(statements: Iterable[Statement], row: Axis, lane: Axis) -> Ah
     for node in dict.fromkeys(node for part in statements for node in always_read(part)):
         place = linear(node.index, node.buffer.strides)
         step = coefficient_of(place, row)
-        if step is None or step.terms or smoothness(place, lane) != 2 or not is_large(node.buffer):
+        if step is None or step.terms or smoothness(place, lane) != 2:
             continue
         if step.constant > lane.extent.constant:
             found[node] = step.constant

@@ -29,7 +29,9 @@ def streamed_in(loop: Loop, target: Target) -> frozenset[Buffer]:
     """Buffers to which all stores of a tree go past the caches, if they start at a multiple of 64 bytes."""
     if not target.is_x86:
         return frozenset()
-    large = {access.buffer for part in loop.statements() for access in accesses(part) if is_large(access.buffer)}
+    touched = {access.buffer for part in loop.statements() for access in accesses(part)}
+    turns = any(isinstance(part, Loop) and shape_of(part.axes, [*part.statements()]).turned for part in loop.body)
+    large = {buffer for buffer in touched if is_large(buffer, across=turns)}
     if not large:
         return frozenset()
     read = {access.buffer for part in loop.statements() for access in accesses(part) if not access.writes}

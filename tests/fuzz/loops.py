@@ -91,6 +91,7 @@ EMITTER_PATHS = (
     (emit, "sums_across"),
     (emit, "next_rows"),
     (emit, "next_looked_up"),
+    (emit, "next_tile"),
     (emit, "streamed_in"),
     (reduce, "next_pieces"),
 )
@@ -108,6 +109,7 @@ SMALL_LIMITS: tuple[tuple[Any, str, tuple[Any, ...]], ...] = (
     (ahead, "FAR", (1,)),
     (stream, "LONG_PIECE", (1,)),
     (shape, "LARGE", (1, 1 << 25)),
+    (shape, "LARGE_ACROSS", (1, 1 << 23)),
     (arrange, "LONGEST_ROW", (1 << 14, 256)),
     (sys.modules[keep_rows.__module__], "LONGEST_ROW", (1 << 14, 256)),
     (arrange, "LARGEST_ROW", (1 << 15, 1 << 15, 128)),

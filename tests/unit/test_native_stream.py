@@ -132,7 +132,7 @@ def test_a_loop_that_writes_a_tile_asks_for_every_line_of_the_next_one(target: T
             assert count == 1
             self.store(self.constant(f32, -1.0), base, self.add(offset, distance))
 
-    with mock.patch.object(shape, "LARGE", 1), mock.patch.multiple(tile, HEIGHTS=(64,), WIDTHS=(32,)):
+    with mock.patch.object(shape, "LARGE_ACROSS", 1), mock.patch.multiple(tile, HEIGHTS=(64,), WIDTHS=(32,)):
         program = tile.tile_transposes(parse_program(TRANSPOSED)).program
         text = emit([program], target).text
         with mock.patch.object(Builder, "prefetch", mark):

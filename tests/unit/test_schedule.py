@@ -184,7 +184,7 @@ def program(x: f32[256, 514], z: f32[514, 256], y: out(f32[514, 256])):
     for i, j in box(514, 256):
         y[i, j] = x[j, i] + z[i, j]
 """)
-    with mock.patch.object(shape, "LARGE", 1):
+    with mock.patch.object(shape, "LARGE_ACROSS", 1):
         tiled = tile_transposes(program).program
     assert body_of(tiled) == [
         "    turned = local(f32[8, 2, 8192])",
@@ -200,7 +200,8 @@ def program(x: f32[256, 514], z: f32[514, 256], y: out(f32[514, 256])):
 
 
 def test_small_tiles_that_are_turned_first_keep_every_bit() -> None:
-    with mock.patch.multiple(tile, HEIGHTS=(2,), WIDTHS=(4, 2), FEW_POINTS=1), mock.patch.object(shape, "LARGE", 0):
+    tiny = mock.patch.multiple(tile, HEIGHTS=(2,), WIDTHS=(4, 2), FEW_POINTS=1)
+    with tiny, mock.patch.object(shape, "LARGE_ACROSS", 0):
         assert_keeps_every_bit(lambda program: tile_transposes(program, side=2).program)
 
 
