@@ -91,7 +91,6 @@ EMITTER_PATHS = (
     (emit, "sums_across"),
     (emit, "next_rows"),
     (emit, "next_looked_up"),
-    (emit, "next_tile"),
     (emit, "streamed_in"),
     (reduce, "next_pieces"),
 )
