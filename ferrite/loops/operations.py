@@ -117,6 +117,7 @@ OPERATIONS: dict[str, Operation] = _table(
     Operation("i0e", 1, (FLOAT,), "exp(-|a|) * i0(a)"),
     Operation("i1", 1, (FLOAT,), "modified Bessel function, first kind, order 1; NaN at the infinities"),
     Operation("i1e", 1, (FLOAT,), "exp(-|a|) * i1(a)"),
+    Operation("ndtr", 1, (FLOAT,), "normal distribution function; for f32 exact beside 1, not beside small results"),
     Operation("ndtri", 1, (FLOAT,), "inverse of the normal distribution function"),
     Operation("log_ndtr", 1, (FLOAT,), "log of the normal distribution function"),
 )

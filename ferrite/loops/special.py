@@ -88,6 +88,11 @@ def _erfcinv(q: Array) -> Array:
     return np.where(inside, x, np.where(q == 0, np.inf, np.nan))
 
 
+def _ndtr(a: Array) -> Array:
+    """By erfc, which has a tail where 1 + erf is 0."""
+    return _erfc(-a / math.sqrt(2)) / 2
+
+
 def _ndtri(a: Array) -> Array:
     """The quantile by erfinv in the middle, where 2*a - 1 is exact; by erfcinv of the nearer tail outside."""
     tail = np.where(a < 0.5, a, 1 - a)
@@ -167,6 +172,7 @@ IN_DOUBLE: dict[str, Callable[..., Any]] = {
     "i0e": _i0e,
     "i1": lambda a: _unscaled(_i1e(a), a),
     "i1e": _i1e,
+    "ndtr": _ndtr,
     "ndtri": _ndtri,
     "log_ndtr": _log_ndtr,
 }

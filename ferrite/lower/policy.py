@@ -28,7 +28,7 @@ MAX_SHARED_READS = 4
 DEAR = frozenset({
     "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "pow", "sin", "cos", "tan", "asin", "acos", "atan",
     "atan2", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "sigmoid", "erf", "erfc", "erfinv", "lgamma", "digamma",
-    "i0", "i0e", "i1", "i1e", "ndtri", "log_ndtr", "div", "sqrt", "rsqrt", "truncmod", "floordiv", "floormod",
+    "i0", "i0e", "i1", "i1e", "ndtr", "ndtri", "log_ndtr", "div", "sqrt", "rsqrt", "truncmod", "floordiv", "floormod",
 })  # fmt: skip
 
 

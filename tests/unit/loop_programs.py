@@ -67,7 +67,7 @@ SELDOM = frozenset(
     {
         *("pow", "truncmod", "hypot", "ldexp", "expm1", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "atan2"),
         *("sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "erfinv", "lgamma", "digamma"),
-        *("i0", "i0e", "i1", "i1e", "ndtri", "log_ndtr"),
+        *("i0", "i0e", "i1", "i1e", "ndtr", "ndtri", "log_ndtr"),
     }
 )
 DEAR = ("exp", "log", "sigmoid", "tanh", "sqrt")  # of what is computed once for a row

@@ -262,6 +262,30 @@ def test_activations_and_their_gradients(name: str) -> None:
         assert fallbacks() == set()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+def test_gelu_where_its_input_is_odd(dtype: torch.dtype) -> None:
+    """As eager of doubles. In f32 it overflows for the largest number, and has NaN for inf."""
+    info = torch.finfo(dtype)
+    sizes = [0.0, info.smallest_normal, info.smallest_normal * 0.75, 40.0, 1e4, info.max, INF]
+    x = torch.tensor([*sizes, *(-size for size in sizes), NAN], dtype=dtype).repeat(9)
+    g = torch.ones_like(x)
+    found = compiled(lambda a, b: (functional.gelu(a), aten.gelu_backward(b, a)))(x, g)
+    wanted = functional.gelu(x.double()), aten.gelu_backward(g.double(), x.double())
+    for ours, exact in zip(found, wanted, strict=True):
+        torch.testing.assert_close(ours, exact.to(dtype), rtol=0, atol=0, equal_nan=True)
+    finite = x.isfinite()
+    assert torch.equal(found[0][finite].signbit(), x[finite].signbit())
+
+
+def test_gelu_is_no_farther_from_the_truth_than_eager() -> None:
+    x = torch.linspace(-14, 10, 24001)
+    exact = x.double() * torch.special.erfc(-x.double() / math.sqrt(2)) / 2
+    errors = [(gelu(x).double() - exact).abs() for gelu in (compiled(functional.gelu), functional.gelu)]
+    for low, high in ((-14, -4), (-4, -1), (-1, 1), (1, 10)):
+        ours, eagers = (error[(x >= low) & (x < high)].max() for error in errors)
+        assert ours <= eagers
+
+
 @pytest.mark.parametrize("dim", [0, -1])
 def test_glu_over_any_dimension(dim: int) -> None:
     x = torch.randn(4, 6).t()

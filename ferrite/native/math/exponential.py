@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ferrite.loops.dtypes import f64
 from ferrite.native.builder import Builder, Value
 from ferrite.native.math.pieces import (
@@ -9,6 +11,7 @@ from ferrite.native.math.pieces import (
     LN2_PARTS,
     LOG2_E,
     by_width,
+    horner,
     nearest_integer,
     nearest_multiple,
     polynomial,
@@ -22,6 +25,11 @@ EXP_64 = (
     0.5000000000000011, 0.16666666666666421, 0.04166666666652444, 0.008333333333462962, 0.0013888888945674989,
     0.00019841269618797253, 2.4801490465977187e-05, 2.755745250380986e-06, 2.76313477990887e-07,
     2.5051947325062768e-08,
+)  # fmt: skip
+# 2**r / 2 for |r| <= 1/2, fitted in f64: 2**-28 of 1/2
+HALF_EXP2_32 = (
+    0.5, 0.3465735912322998, 0.12011325359344482, 0.027751797810196877, 0.0048090312629938126, 0.0006695492193102837,
+    7.731441291980445e-05,
 )  # fmt: skip
 # (sinh(x) / x - 1) / x**2 as a polynomial of x**2, for |x| <= 1: 2**-29 and 2**-60
 SINH_32 = (0.1666666716337204, 0.008333306759595871, 0.00019844491907861084, 2.77033132078941e-06)
@@ -119,6 +127,19 @@ def exp_moderate(b: Builder, x: Value, *, rough: bool = False) -> Value:
 def exp2_moderate(b: Builder, x: Value, *, rough: bool = False) -> Value:
     n, integer = nearest_integer(b, x)
     return scale_moderately(b, _exp_near_zero(b, b.mul(b.sub(x, n), LN2), rough=rough), n, integer)
+
+
+def half_exp2(b: Builder, x: Value) -> Value:
+    """2**x / 2 for f32 and x <= 0: 1/2 at 0 exactly, and 0 at -inf. NaN stays NaN."""
+    if b.target.has_avx512:
+        return _half_exp2(b, b.clamp_low(x, -151.0), scale)  # what is no vector gives the same denormals
+    # The bits of 2**-127 would be those of 0, so the result is 0 from there on.
+    return _half_exp2(b, b.clamp_low(x, -127.0), scale_moderately)
+
+
+def _half_exp2(b: Builder, x: Value, scaled: Callable[[Builder, Value, Value, Value], Value]) -> Value:
+    n, integer = nearest_integer(b, x)
+    return scaled(b, horner(b, b.sub(x, n), HALF_EXP2_32), n, integer)
 
 
 def exp_of_sum(b: Builder, high: Value, low: Value, factor: Value | None = None, rest: Value | None = None) -> Value:
