@@ -87,10 +87,13 @@ def fold_rows(
                 here.next()
                 body(here.index, b.tail(b.sub(stop, here.index), lanes).mask)
 
+    def nothing(node: Reduce) -> Value:
+        ((dtype, number),) = FOLDS[node.operation].start(wide_of(node), wide_of(node))
+        return b.constant(dtype, number, lanes)
+
     def clear(position: Value, mask: Value | None) -> None:
         for node, slot in slots.items():
-            ((dtype, number),) = FOLDS[node.operation].start(wide_of(node), wide_of(node))
-            b.store(b.constant(dtype, number, lanes), slot, b.sub(position, start))
+            b.store(nothing(node), slot, b.sub(position, start))
 
     def add(first: Value, count: int, *, afresh: bool = False) -> None:
         rows = [scope.inner(axes={row: b.add(first, number)}) for number in range(count)]
@@ -108,9 +111,10 @@ def fold_rows(
                 while len(values) > 1:
                     pairs = [fold.merge(b, *values[n : n + 2]) for n in range(0, len(values) - 1, 2)]
                     values = pairs + values[len(pairs) * 2 :]
-                if not afresh:
-                    values = [fold.merge(b, (b.load(wide, slot, place, lanes),), values[0])]
-                b.store(values[0][0], slot, place)
+                # Also the first ones are added to nothing: a sum of negative zeros is 0.
+                before = nothing(node) if afresh else b.load(wide, slot, place, lanes)
+                (total,) = fold.merge(b, (before,), values[0])
+                b.store(total, slot, place)
 
         over_columns(one)
 

@@ -50,3 +50,12 @@ def test_the_answer_of_eager_for_any_number_of_threads(rows: int, columns: int, 
             torch.testing.assert_close(compiled(x, y), expected, rtol=0, atol=0)
     finally:
         torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("rows", [32, 33, 70, 100, 513])
+def test_a_sum_of_negative_zeros_is_zero(rows: int) -> None:
+    """Whether or not rows come out even."""
+    x = torch.full((rows, 300), -0.0)
+    compiled = torch.compile(lambda x: x.sum(0), backend="ferrite", dynamic=False, options={"strict": True})
+    assert not compiled(x).signbit().any()
+    assert not x.sum(0).signbit().any()
