@@ -90,7 +90,7 @@ def _crossed_axes(nest: Nest, side: int) -> tuple[Axis, Axis] | Refusal | None:
     long = [axis for axis in across if axis is not lane and _is_long(axis, side)]
     if not long or not _is_long(lane, side):
         short = lane if long else across[0]
-        return Refusal(f"{short.name} has {short.extent} points, fewer than {side}: no tile fits")
+        return Refusal(f"{short.name} has {short.extent} points, no more than a tile of {side}")
     if not all(is_free_of_order(statement) for statement in nest.body):
         return Refusal("the order of its points matters")
     if any(map(can_raise, nest.body)):
@@ -101,9 +101,10 @@ def _crossed_axes(nest: Nest, side: int) -> tuple[Axis, Axis] | Refusal | None:
 
 
 def _is_long(axis: Axis, side: int) -> bool:
-    """Whether a tile fits. (Where a cache holds all lines of a short axis it pays to turn them in registers all the
-    same: copies and sums of transposed rows of 32 to 96 took 0.9 to 3.6 times as long without, in the middle 1.2.)"""
-    return bool(axis.extent.terms) or known_nonnegative(axis.extent - side)
+    """Whether it is longer than a tile: a tile is not cut again. (Where a cache holds all lines of a short axis it pays
+    to turn them in registers all the same: copies and sums of transposed rows of 48 to 96 took 0.9 to 3.6 times as long
+    without, in the middle 1.2.)"""
+    return bool(axis.extent.terms) or known_nonnegative(axis.extent - side - 1)
 
 
 def _large_tile(nest: Nest, rows: Axis, columns: Axis) -> tuple[int, int] | None:

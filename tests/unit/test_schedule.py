@@ -348,7 +348,7 @@ def program(x: f32[32, 64, 49], y: out(f32[32, 64, 49])):
     ("rows", "columns", "taken", "reason"),
     [
         (256, 130, True, "j and i both run along memory: tiles of 32 by 32, which the cache holds"),
-        (256, 12, False, "i has 12 points, fewer than 32: no tile fits"),
+        (256, 12, False, "i has 12 points, no more than a tile of 32"),
     ],
 )
 def test_decisions_on_transposes(rows: int, columns: int, taken: bool, reason: str) -> None:
