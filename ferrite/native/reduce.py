@@ -154,6 +154,12 @@ class Pass:
         return self.fold is FOLDS["sum"] and self.wide.is_float
 
     @property
+    def in_order(self) -> bool:
+        """Whether elements join in the order of their positions. A lane of an axis that is not the last one meets some
+        of the next rows before what is left of its own."""
+        return self.own is None or self.own is self.node.axes[-1]
+
+    @property
     def group(self) -> int:
         """Elements that one round of the innermost loop takes along `own`."""
         return self.lanes * self.ways
@@ -338,7 +344,7 @@ class Reducer(Evaluator):
         if len(running) == 2:
             place = b.convert(self.index(_place(one.node.axes), scope), running[1].dtype)
             new = (value, self.spread(place, scope))
-        following = one.fold.join(b, running, new)
+        following = (one.fold.join if one.in_order else one.fold.merge)(b, running, new)
         if scope.mask is None:
             return following
         return tuple(b.select(scope.mask, now, before) for now, before in zip(following, running, strict=True))

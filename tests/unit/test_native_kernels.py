@@ -217,6 +217,26 @@ def test_reductions_that_are_the_same_in_all_lanes_and_folds_in_their_order(targ
         assert_as_the_oracle(program, code, {"s0": s0}, s0)
 
 
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+@pytest.mark.parametrize("operation", ["argmin", "argmax"])
+def test_of_equals_the_first_one_is_found_also_across_memory(operation: str, target: Target) -> None:
+    """Lanes go along k, where memory is, and so meet (32, 0) before (0, 1), which comes first in the box."""
+    program = parse_program(f"""
+def program(s0: size(1), x: f32[3, s0], y: out(i64[1])):
+    for i in box(1):
+        y[i] = {operation}(x[l, k] for k, l in box(s0, 3)).index
+""")
+    code = Code(program, target)
+    for s0 in (1, 5, 17, 33, 70, 300):
+        for l, k in ((1, 0), (2, 0), (1, s0 // 2)):
+            arrays = {"x": np.ones((3, s0), np.float32), "y": np.zeros(1, np.int64)}
+            arrays["x"][:, :k], arrays["x"][:l, k] = 0.0, 0.0
+            if operation == "argmin":
+                arrays["x"] = 1 - arrays["x"]
+            assert code({"s0": s0}, arrays) == 0
+            assert arrays["y"][0] == 3 * k + l
+
+
 @pytest.mark.parametrize("body", ["x[r]", "x[r] * x[r + 4096]", "x[r] * z[0]", FOUR])
 def test_a_reduction_loads_four_vectors_at_once_from_however_many_places(body: str) -> None:
     """Four from one place, two from each of two, one from each of four; what all lanes share does not count."""
