@@ -228,13 +228,13 @@ def program(s0: size(1), x: f32[3, s0], y: out(i64[1])):
 """)
     code = Code(program, target)
     for s0 in (1, 5, 17, 33, 70, 300):
-        for l, k in ((1, 0), (2, 0), (1, s0 // 2)):
+        for row, k in ((1, 0), (2, 0), (1, s0 // 2)):
             arrays = {"x": np.ones((3, s0), np.float32), "y": np.zeros(1, np.int64)}
-            arrays["x"][:, :k], arrays["x"][:l, k] = 0.0, 0.0
+            arrays["x"][:, :k], arrays["x"][:row, k] = 0.0, 0.0
             if operation == "argmin":
                 arrays["x"] = 1 - arrays["x"]
             assert code({"s0": s0}, arrays) == 0
-            assert arrays["y"][0] == 3 * k + l
+            assert arrays["y"][0] == 3 * k + row
 
 
 @pytest.mark.parametrize("body", ["x[r]", "x[r] * x[r + 4096]", "x[r] * z[0]", FOUR])
