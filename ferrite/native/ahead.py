@@ -14,28 +14,43 @@ from ferrite.loops.rewrite import apply_rules, can_raise, walk
 from ferrite.loops.shapes import linear
 from ferrite.native.builder import Value
 from ferrite.native.evaluate import Evaluator
-from ferrite.native.scope import Lanes, Scope
-from ferrite.schedule.shape import always_read, reductions_in, smoothness
+from ferrite.native.scope import Ask, Lanes, Scope
+from ferrite.schedule.shape import always_read, is_large, reductions_in, smoothness
 
 PIECE_BYTES = range(1 << 10, 1 << 17)  # that are read one after the other, for which it pays to ask for the next ones
 EARLY = 4  # rows before one that is looked up: to find where a page is takes as long as to read some lines of it
+FEWEST_VECTORS = 8  # of a piece, if several are read together
 FAR = 1 << 20  # bytes of a buffer that the second cache does not hold
 
-Ahead = dict[Load, "int | Value"]  # for a load, after how many elements
+FIRST_CACHE = 1 << 14  # bytes, half of it: what is asked for so much later than it is needed goes to the second cache
+
+Ahead = dict[Load, list[Ask]]
 
 
-def next_rows(statements: Sequence[Statement], again: Iterable[Statement], row: Axis) -> Ahead:
-    """What the next row starts with, for buffers that a reduction has read along the row and a loop reads again. (A
-    layer norm of 8 MiB: 1.2 times as fast.)"""
+def together(*parts: Ahead) -> Ahead:
+    found: Ahead = {}
+    for part in parts:
+        for load, asks in part.items():
+            found.setdefault(load, []).extend(asks)
+    return found
+
+
+def next_rows(statements: Sequence[Statement], again: Iterable[Statement], inside: Sequence[Axis], row: Axis) -> Ahead:
+    """What the next row starts with, for buffers that a reduction has read along the row and a loop over the axes
+    `inside` reads again. (A layer norm of 8 MiB: 1.2 times as fast. Loops in C for a batch norm of 64 MiB, whose rows
+    are channels of 1 MiB in pieces: 3.3 ms without, 3.6 with the next channel in the first cache, 2.9 in the second.)
+    """
     summed = {node for part in statements for each in reductions_in(part) for node in walk(each.body)}
     loads = [node for part in again for node in walk(part) if isinstance(node, Load) and node not in summed]
     found: Ahead = {}
+    elements = product(axis.extent for axis in inside)
     for buffer in {node.buffer for node in summed if isinstance(node, Load)}:
+        is_short = not elements.terms and elements.constant * buffer.dtype.bytes <= FIRST_CACHE
         those = [node for node in loads if node.buffer is buffer]
         steps = {coefficient_of(linear(node.index, buffer.strides), row) for node in those}
         step = steps.pop() if len(steps) == 1 else None
         if step is not None and not step.terms and step.constant * buffer.dtype.bytes in PIECE_BYTES:
-            found[those[0]] = step.constant
+            found[those[0]] = [Ask(step.constant, 1 if is_short else 2)]
     return found
 
 
@@ -61,7 +76,7 @@ def next_looked_up(
             continue
         b, bare = evaluator.b, linear(unchecked.index, unchecked.buffer.strides) - of_atom(lane)
         following = _rows_after(evaluator, bare, row, 1, scope)
-        found[node] = b.sub(following, evaluator.scalar_index(place - of_atom(lane), scope))
+        found[node] = [Ask(b.sub(following, evaluator.scalar_index(place - of_atom(lane), scope)))]
         later = _rows_after(evaluator, bare, row, EARLY, scope)
         for end in (0, lane.extent.constant - 1):
             b.prefetch(evaluator.buffers[node.buffer], node.dtype, later, end, 1)
@@ -77,17 +92,27 @@ def _rows_after(evaluator: Evaluator, place: Index, row: Axis, count: int, scope
 
 
 def next_pieces(loads: Iterable[Load], around: Axis, lane: Axis) -> Ahead:
-    """What a reduction reads in the next round of the loop around its lanes, where that is not what follows in memory.
+    """What is read in the next round of the loop around the lanes, where that is not what follows in memory.
     (Statistics of 64 channels of 64 MiB, 4 KiB by 4 KiB: 1.05 times as fast.)"""
     found: Ahead = {}
-    for node in loads:
+    for node in dict.fromkeys(loads):
         place = linear(node.index, node.buffer.strides)
         step = coefficient_of(place, around)
         if step is None or step.terms or smoothness(place, lane) != 2 or not _is_piece(node.buffer, lane):
             continue
         if step.constant > lane.extent.constant and _is_far(node.buffer):
-            found[node] = step.constant
+            found[node] = [Ask(step.constant)]
     return found
+
+
+def are_pieces_apart(body: Expr, around: Axis, lane: Axis, lanes: int) -> bool:
+    """Whether rounds of the loop around the lanes of a reduction are taken together, from places that are far apart:
+    all that it reads are pieces, of many vectors each, of memory that no cache holds. (Batch norm of 64 MiB, 4 KiB by
+    4 KiB: 1.07 times as fast, and its three passes in C 1.3 times; of 8 MiB 0.95.)"""
+    loads = [load for load in always_read(body) if lane in free_axes(load)]
+    if not loads or around.extent.terms or lane.extent.terms or lane.extent.constant < FEWEST_VECTORS * lanes:
+        return False
+    return len(next_pieces(loads, around, lane)) == len(loads) and all(is_large(load.buffer) for load in loads)
 
 
 @dataclass(frozen=True)
@@ -153,7 +178,7 @@ def following_rows(statements: Iterable[Statement], row: Axis, lane: Axis) -> Ah
         if step is None or step.terms or smoothness(place, lane) != 2:
             continue
         if step.constant > lane.extent.constant:
-            found[node] = step.constant
+            found[node] = [Ask(step.constant)]
     return found
 
 

@@ -37,7 +37,15 @@ from ferrite.loops.index import (
 from ferrite.loops.nodes import Accumulate, Assert, Buffer, Expr, FoldScan, Load, Program, Scan, Statement, Store
 from ferrite.loops.rewrite import children, loaded_in
 from ferrite.loops.shapes import linear
-from ferrite.native.ahead import Ahead, Tile, following_rows, next_looked_up, next_rows, next_tile
+from ferrite.native.ahead import (
+    Ahead,
+    Tile,
+    following_rows,
+    next_looked_up,
+    next_rows,
+    next_tile,
+    together,
+)
 from ferrite.native.builder import Builder, Value, pointer, scalar
 from ferrite.native.reduce import Reducer
 from ferrite.native.rows import MOST_COLUMNS, Kept, fold_rows, kept_values, sums_across
@@ -352,11 +360,14 @@ class _Work:
         outer = [each for each in (*self.loop.axes, *self.shape.outer) if each is not axis]
         if not outer:
             return {}
+        statements = [*loop.statements()]
         made = {buffer for statement in self.statements for buffer in written_by(statement)}
-        found = next_looked_up(self.evaluator, loop.statements(), made, outer[-1], axis, scope)
-        found |= next_rows(self.statements, loop.statements(), outer[-1])
+        found = together(
+            next_looked_up(self.evaluator, statements, made, outer[-1], axis, scope),
+            next_rows(self.statements, statements, loop.axes, outer[-1]),
+        )
         if self._turned_for(loop):
-            found |= following_rows(loop.statements(), shape.outer[-1], axis)
+            return together(found, following_rows(statements, shape.outer[-1], axis))
         return found
 
     def _tiles_ahead(self, loop: Loop, shape: Shape, lanes: int, scope: Scope) -> list[Tile]:

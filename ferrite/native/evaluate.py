@@ -180,8 +180,8 @@ class Evaluator:
         base, start = self.address(node.buffer, offset, scope)
         lanes, ways = vector.lanes, vector.ways
         if step.constant == 1 and not step.terms:
-            if node in scope.ahead:
-                self.b.prefetch(base, dtype, start, scope.ahead[node], lanes * ways)
+            for ask in scope.ahead.get(node, ()):
+                self.b.prefetch(base, dtype, start, ask.distance, lanes * ways, level=ask.cache)
             return self.b.load(dtype, base, start, lanes, ways, mask=scope.mask)
         stride = self.scalar_index(step, scope)
         return self.b.load_strided(dtype, base, start, stride, lanes, ways, mask=scope.mask)

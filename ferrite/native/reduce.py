@@ -27,6 +27,7 @@ Note [Two passes]
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -49,7 +50,7 @@ from ferrite.loops.nodes import (
 )
 from ferrite.loops.operations import REDUCTIONS
 from ferrite.loops.rewrite import Tree, can_raise, children, holds_argument, walk
-from ferrite.native.ahead import next_pieces
+from ferrite.native.ahead import are_pieces_apart, next_pieces
 from ferrite.native.builder import Value
 from ferrite.native.evaluate import I32_MOST, Evaluator
 from ferrite.native.math import FUNCTIONS
@@ -147,6 +148,7 @@ class Pass:
     own: Axis | None
     lanes: int
     ways: int
+    apart: int  # how many of the ways stand along the last loop, as far from each other as they can; or one
     start: Running
 
     @property
@@ -157,16 +159,20 @@ class Pass:
     def in_order(self) -> bool:
         """Whether elements join in the order of their positions. A lane of an axis that is not the last one meets some
         of the next rows before what is left of its own."""
-        return self.own is None or self.own is self.node.axes[-1]
+        return self.apart == 1 and (self.own is None or self.own is self.node.axes[-1])
 
     @property
     def group(self) -> int:
         """Elements that one round of the innermost loop takes along `own`."""
-        return self.lanes * self.ways
+        return self.lanes * self.ways // self.apart
+
+    def rounds(self, depth: int) -> Index:
+        """How often a loop turns; the last one as often as its ways are apart."""
+        return self.loops[depth].extent // (self.apart if depth == len(self.loops) - 1 else 1)
 
     def additions(self, depth: int) -> int:
         """How often the loops from this depth on add to one running value; STRETCH if that is more, or not known."""
-        rounds = [axis.extent for axis in self.loops[depth:]]
+        rounds = [*map(self.rounds, range(depth, len(self.loops)))]
         if self.own is not None:
             rounds.append(self.own.extent // self.group + 1)
         count = product(rounds)
@@ -257,57 +263,73 @@ class Reducer(Evaluator):
             lanes = b.target.vector_bytes // width_of(node.body)
             ways = whole_ways(own.extent, lanes, ways_in_reduction(node.body, own))
         loops = tuple(axis for axis in node.axes if axis is not own)
+        apart = 1
+        if own is not None and loops and are_pieces_apart(node.body, loops[-1], own, lanes):
+            apart = math.gcd(ways, loops[-1].extent.constant)
         # Positions in 32 bits, if they fit, fill as many vectors as values of f32.
         points = greatest(product(axis.extent for axis in node.axes))
         place = i32 if points is not None and points <= I32_MOST else i64
         start = tuple(b.with_ways(b.constant(dtype, number, lanes), ways) for dtype, number in fold.start(wide, place))
-        return Pass(fold, node, change, wide, loops, own, lanes, ways, start)
+        return Pass(fold, node, change, wide, loops, own, lanes, ways, apart, start)
 
     def _over(self, one: Pass, depth: int, scope: Scope, running: Running) -> Running:
         """The loops from this depth on: the axes that are not in lanes, then the one that is."""
         if depth == len(one.loops):
-            return self._joined(one, scope, running) if one.own is None else self._in_lanes(one, scope, running)
-        axis = one.loops[depth]
+            return self._joined(one, [scope], running) if one.own is None else self._in_lanes(one, [scope], running)
+        b, axis = self.b, one.loops[depth]
         self.hoist([one.node.body], axis, scope)
+        rounds = one.rounds(depth)
 
         def each(position: Value, running: Running) -> Running:
-            return self._over(one, depth + 1, scope.inner(axes={axis: position}), running)
+            if one.apart == 1 or depth < len(one.loops) - 1:
+                return self._over(one, depth + 1, scope.inner(axes={axis: position}), running)
+            places = [b.add(position, rounds.constant * way) for way in range(one.apart)]
+            return self._in_lanes(one, [scope.inner(axes={axis: place}) for place in places], running)
 
         def afresh(position: Value, running: Running) -> Running:
-            return one.fold.merge(self.b, running, each(position, one.start))
+            return one.fold.merge(b, running, each(position, one.start))
 
         additions = one.additions(depth + 1)
         body, additions = (afresh, 1) if one.drifts and additions == STRETCH else (each, additions)
-        steps = one.steps(axis.extent, 1, additions)
-        return self._rounds(one, self.b.constant(i64, 0), self.scalar_index(axis.extent, scope), steps, running, body)
+        steps = one.steps(rounds, 1, additions)
+        return self._rounds(one, b.constant(i64, 0), self.scalar_index(rounds, scope), steps, running, body)
 
-    def _in_lanes(self, one: Pass, scope: Scope, running: Running) -> Running:
-        """Whole groups of vectors, then what is left, a vector at a time, which the first way takes."""
+    def _in_lanes(self, one: Pass, scopes: Sequence[Scope], running: Running) -> Running:
+        """Whole groups of vectors, then what is left, a vector at a time, which the first way takes. Each of several
+        scopes has its part of the ways."""
         b, axis = self.b, one.own
         assert axis is not None
-        self.hoist([one.node.body], axis, scope)
-        groups = Groups(axis.extent, one.lanes, one.ways)
-        extent = self.scalar_index(axis.extent, scope)
+        first, *others = scopes
+        self.hoist([one.node.body], axis, first)
+        for way, scope in enumerate(others, 1):
+            distance = one.rounds(len(one.loops) - 1).constant * way
+            for load in always_read(one.node.body):
+                self.step_address(load, axis, one.loops[-1], distance, first, scope)
+            self.hoist([one.node.body], axis, scope)
+        ways = one.ways // len(scopes)
+        groups = Groups(axis.extent, one.lanes, ways)
+        extent = self.scalar_index(axis.extent, first)
         whole = b.sub(extent, b.split(extent, one.group)[1])
         ahead = next_pieces(always_read(one.node.body), one.loops[-1], axis) if one.loops else {}
 
         def each(position: Value, running: Running) -> Running:
-            vector = Lanes(axis, position, one.lanes, one.ways)
-            return self._joined(one, scope.inner(axes={axis: position}, vector=vector, ahead=ahead), running)
+            vector = Lanes(axis, position, one.lanes, ways)
+            inside = [scope.inner(axes={axis: position}, vector=vector, ahead=ahead) for scope in scopes]
+            return self._joined(one, inside, running)
 
         if groups.any:
             steps = one.steps(axis.extent, one.group, 1)
             running = self._rounds(one, b.constant(i64, 0), whole, steps, running, each)
         if groups.left == 0:
             return running
-        with b.loop(whole, extent, one.lanes, [value.way(0) for value in running]) as loop:
+        with b.loop(whole, extent, one.lanes, [_first_ways(value, len(scopes)) for value in running]) as loop:
             mask = None if groups.are_vectors_left else b.tail(b.sub(extent, loop.index), one.lanes).mask
             vector = Lanes(axis, loop.index, one.lanes, 1)
-            inner = scope.inner(axes={axis: loop.index}, vector=vector, mask=mask)
-            loop.next(*self._joined(one, inner, tuple(loop.carried)))
+            inside = [scope.inner(axes={axis: loop.index}, vector=vector, mask=mask) for scope in scopes]
+            loop.next(*self._joined(one, inside, tuple(loop.carried)))
         return tuple(
-            b.join_ways([first, *(value.way(way) for way in range(1, one.ways))])
-            for first, value in zip(loop.results, running, strict=True)
+            b.join_ways([done, *(value.way(way) for way in range(done.ways, one.ways))])
+            for done, value in zip(loop.results, running, strict=True)
         )
 
     def _rounds(
@@ -336,18 +358,20 @@ class Reducer(Evaluator):
             loop.next(*body(loop.index, tuple(loop.carried)))
         return tuple(loop.results)
 
-    def _joined(self, one: Pass, scope: Scope, running: Running) -> Running:
-        """One more value; where a lane does not count, what was there before."""
-        b = self.b
-        value = one.change(b.convert(self.lanes(one.node.body, scope), one.wide))
+    def _joined(self, one: Pass, scopes: Sequence[Scope], running: Running) -> Running:
+        """One more value, or one for each scope; where a lane does not count, what was there before."""
+        b, mask = self.b, scopes[0].mask
+        values = [self.lanes(one.node.body, scope) for scope in scopes]
+        value = one.change(b.convert(b.join_ways(values), one.wide))
         new: Running = (value,)
         if len(running) == 2:
-            place = b.convert(self.index(_place(one.node.axes), scope), running[1].dtype)
-            new = (value, self.spread(place, scope))
+            places = [self.spread(self.index(_place(one.node.axes), scope), scope) for scope in scopes]
+            new = (value, b.convert(b.join_ways(places), running[1].dtype))
         following = (one.fold.join if one.in_order else one.fold.merge)(b, running, new)
-        if scope.mask is None:
+        if mask is None:
             return following
-        return tuple(b.select(scope.mask, now, before) for now, before in zip(following, running, strict=True))
+        mask = b.with_ways(mask, value.ways)
+        return tuple(b.select(mask, now, before) for now, before in zip(following, running, strict=True))
 
     # ---- folds
 
@@ -427,6 +451,10 @@ def _results_of(node: Reduce | Fold) -> list[Reduce | Fold]:
         return [Fold(node.combine, node.axes, node.values, number) for number in range(len(node.values))]
     names = [name for name, _ in REDUCTIONS[node.operation].results]
     return [Reduce(node.operation, node.axes, node.body, name) for name in names]
+
+
+def _first_ways(value: Value, count: int) -> Value:
+    return Value(value.type, value.names[:count], value.literal)
 
 
 def wide_of(node: Reduce) -> DType:

@@ -6,7 +6,7 @@ body is a scope of its own, so what is computed in it is not seen outside of it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,14 @@ from ferrite.errors import Malformed
 from ferrite.loops.index import Axis, Index, free_axes
 from ferrite.loops.nodes import Expr, Load
 from ferrite.native.builder import Value
+
+
+@dataclass(frozen=True)
+class Ask:
+    """For memory so many elements after what a load reads, into the first cache or the second (`ahead.py`)."""
+
+    distance: int | Value
+    cache: int = 1
 
 
 @dataclass
@@ -74,14 +82,14 @@ def even_ways(extent: Index, lanes: int, most: int) -> int:
 
 @dataclass
 class Scope:
-    """`mask`: lanes that count, None for all. Outside of them nothing is read, written or checked. `ahead`: how far
-    after a load memory is that will be needed soon (`ahead.py`)."""
+    """`mask`: lanes that count, None for all. Outside of them nothing is read, written or checked. `ahead`: what loads
+    ask for beside what they read."""
 
     parent: Scope | None = None
     axes: dict[Axis, Value] = field(default_factory=dict)  # scalar positions; of the axis in lanes, where they start
     vector: Lanes | None = None
     mask: Value | None = None
-    ahead: Mapping[Load, int | Value] = field(default_factory=dict)
+    ahead: Mapping[Load, Sequence[Ask]] = field(default_factory=dict)
     known: dict[Any, Value] = field(default_factory=dict)
 
     def inner(self, **changes: Any) -> Scope:

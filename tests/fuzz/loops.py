@@ -94,6 +94,7 @@ EMITTER_PATHS = (
     (emit, "next_looked_up"),
     (emit, "streamed_in"),
     (reduce, "next_pieces"),
+    (reduce, "are_pieces_apart"),
 )
 COUNTED = (*(run.__name__ for run in KERNEL_PASSES), *(path for _, path in EMITTER_PATHS))
 # Where a limit stands, and what it is in turn in batches with small limits.
@@ -107,6 +108,7 @@ SMALL_LIMITS: tuple[tuple[Any, str, tuple[Any, ...]], ...] = (
     (rows, "FAR", (1,)),
     (ahead, "PIECE_BYTES", (range(1, 1 << 17),)),
     (ahead, "FAR", (1,)),
+    (ahead, "FEWEST_VECTORS", (0, 1)),
     (stream, "LONG_PIECE", (1,)),
     (shape, "LARGE", (1, 1 << 25)),
     (shape, "LARGE_ACROSS", (1, 1 << 23)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -17,9 +18,10 @@ from ferrite.loops.index import evaluate, free_sizes
 from ferrite.loops.nodes import Apply, Bits, Buffer, Program
 from ferrite.loops.rewrite import walk
 from ferrite.loops.text import parse_program
-from ferrite.native import build, launch
+from ferrite.native import ahead, build, launch
 from ferrite.native.emit import emit
 from ferrite.native.target import Target, host, named, runs_here
+from ferrite.schedule import shape
 from tests.unit.loop_programs import programs, size_values
 from tests.unit.test_rewrite import array
 
@@ -242,6 +244,42 @@ def test_a_reduction_loads_four_vectors_at_once_from_however_many_places(body: s
     """Four from one place, two from each of two, one from each of four; what all lanes share does not count."""
     text = f"def program(x: f32[16384], z: f32[1], y: out(f32[1])):\n    for i in box(1):\n        y[i] = sum({body}"
     emitted = emit([parse_program(f"{text} for r in box(4096))\n")], named("x86-64-v4")).text
+    assert emitted.count("load <16 x float>") == 4
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, for what overflows in the oracle
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+@pytest.mark.parametrize(("rows", "apart"), [(4, 4), (8, 4), (6, 2), (5, 1)])
+def test_pieces_of_large_memory_are_read_from_places_far_apart(rows: int, apart: int, target: Target) -> None:
+    """Every kind of reduction: what is combined, where it stood, and vectors that are cut off."""
+    for length in (128, 131, 257):
+        program = parse_program(f"""
+def program(
+    x: f32[{rows}, 3, {length}], m: out(f32[3]), d: out(f32[3]), y: out(f32[3]), n: out(i64[3]), s: out(f32[3])
+):
+    for j in box(3):
+        m[j] = welford(x[r, j, k] for r, k in box({rows}, {length}))
+        d[j] = welford(x[r, j, k] for r, k in box({rows}, {length})).m2
+        y[j] = max(x[r, j, k] for r, k in box({rows}, {length}))
+        n[j] = argmax(x[r, j, k] for r, k in box({rows}, {length})).index
+        s[j] = softmax(x[r, j, k] for r, k in box({rows}, {length})).sum
+""")
+        small = {"FAR": 1, "PIECE_BYTES": range(1, 1 << 17), "FEWEST_VECTORS": 1}
+        with mock.patch.object(shape, "LARGE", 1), mock.patch.multiple(ahead, **small):
+            code = Code(program, target)
+        for odd_share in (0.0, 0.3):
+            ours = inputs(program, {}, length, odd_share)
+            ours["x"][...] = np.round(ours["x"])  # several are the greatest
+            theirs = {name: each.copy() for name, each in ours.items()}
+            oracle.run(program, {}, theirs)
+            assert code({}, ours, 2) == 0
+            for parameter in program.parameters:
+                name = parameter.buffer.name
+                assert agrees(ours[name], theirs[name], parameter.buffer.dtype), (name, length)
+    text = f"def program(x: f32[{rows}, 4096, 1024], y: out(f32[4096])):\n    for j in box(4096):\n        y[j] = sum("
+    emitted = emit([parse_program(f"{text}x[r, j, k] for r, k in box({rows}, 1024))\n")], named("x86-64-v4")).text
+    distances = [f"i64 {rows // apart * way * 4096 * 1024}\n" for way in range(1, apart)]
+    assert all(distance in emitted for distance in distances)
     assert emitted.count("load <16 x float>") == 4
 
 
