@@ -6,9 +6,10 @@
 Each case is an op or a few that make one kernel, on tensors of some megabytes. Ratios are medians of those of single
 rounds. A case whose answer is not eager's is a failure.
 
-`dynamo` is eager behind Dynamo's guards, which look at the arguments of every call of a compiled function, whoever
-compiled it: it says how much of a difference to eager is theirs. With arguments of megabytes between two calls, what
-they need is in no cache.
+What is timed is the compiled graph, called as Dynamo calls it. Dynamo's own part of a call, guards that look at all
+arguments, is the same whoever compiled the graph, is no kernel's, and with megabytes moved between two calls it costs
+as much as some of these kernels: what it needs is in no cache then. `--guards` times calls of what `torch.compile`
+gives, that part included, and has `dynamo` as a further contender: eager behind guards.
 
 `bandwidth` compares with a copy by eager, in turns with the case, on as many threads and with as large a working set:
 a case that touches three tensors of 8 MiB stands beside a copy of 12 MiB to 12 MiB. Both are bytes read and written
@@ -231,26 +232,48 @@ CASES = (
 )
 
 
-def contenders(case: Case, peers: Sequence[str]) -> dict[str, Callable[[], object]]:
+def contenders(case: Case, peers: Sequence[str], *, guards: bool) -> dict[str, Callable[[], object]]:
     """The same call under each backend, on the same tensors; answers are compared with eager's first."""
     function, arguments = case.make(case.dtype, case.rows)
     calls: dict[str, Callable[[], object]] = {}
     expected = function(*arguments) if case.is_compared else None
     for peer in peers:
-        compiled: Callable[..., Any] = function if peer == EAGER else compiled_by(peer, function, case.name)
-        answer = compiled(*arguments)
+        if peer == EAGER:
+            calls[peer] = partial(function, *arguments)
+            continue
+        compiled = Compiled(peer, function, case.name)
+        answer = compiled.function(*arguments)
         if expected is not None:
             torch.testing.assert_close(answer, expected, rtol=2e-2, atol=1e-2 if case.dtype.itemsize == 2 else 1e-3)
-        calls[peer] = partial(compiled, *arguments)
+        calls[peer] = partial(compiled.function, *arguments) if guards else compiled.graph_call()
     return calls
 
 
-def compiled_by(peer: str, function: FunctionType, case: str) -> Callable[..., Any]:
-    """Dynamo keeps what it compiles with a function's code, and looks through all of it in every call: each contender
-    has a code of its own."""
-    code = function.__code__.replace(co_name=f"{case} by {peer}")
-    own = FunctionType(code, function.__globals__, closure=function.__closure__)
-    return torch.compile(own, backend=BACKENDS.get(peer, peer), options=OPTIONS.get(peer))
+class Compiled:
+    """A function through a backend, and the call of the compiled graph that one of it comes to."""
+
+    def __init__(self, peer: str, function: FunctionType, case: str) -> None:
+        """Dynamo keeps what it compiles with a function's code, and looks through all of it in every call: each
+        contender has a code of its own."""
+        code = function.__code__.replace(co_name=f"{case} by {peer}")
+        own = FunctionType(code, function.__globals__, closure=function.__closure__)
+        self._peer = BACKENDS.get(peer, peer)
+        self._graphs: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
+        self.function = torch.compile(own, backend=self._compile)
+
+    def _compile(self, graph: torch.fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:
+        given = {"options": OPTIONS[self._peer]} if self._peer in OPTIONS else {}
+        compiled = torch._dynamo.lookup_backend(self._peer)(graph, examples, **given)
+
+        def noted(*arguments: Any) -> Any:
+            self._graphs.append((compiled, arguments))
+            return compiled(*arguments)
+
+        return noted
+
+    def graph_call(self) -> Callable[[], object]:
+        ((graph, arguments),) = self._graphs
+        return partial(graph, *arguments)
 
 
 EAGER, DYNAMO, COPY = "eager", "dynamo", "copy"
@@ -318,6 +341,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=41)
     parser.add_argument("--threads", type=int, help="default: as many as torch uses")
     parser.add_argument("--no-inductor", action="store_true")
+    parser.add_argument("--guards", action="store_true", help="call what torch.compile gives, with Dynamo's guards")
     chosen = parser.parse_args(arguments)
     if chosen.threads:
         torch.set_num_threads(chosen.threads)
@@ -326,7 +350,7 @@ def main(arguments: list[str] | None = None) -> int:
     patterns = chosen.cases.split(",")
     every = [*CASES, *(case.large() for case in CASES if case.is_memory_bound)]
     cases = [case for case in every if any(fnmatch(case.name, pattern) for pattern in patterns)]
-    peers = [EAGER, DYNAMO, "inductor", "ferrite"]
+    peers = [EAGER, *([DYNAMO] if chosen.guards else ()), "inductor", "ferrite"]
     if chosen.no_inductor or find_cxx() is None:
         peers.remove("inductor")
     console = open_console()
@@ -335,7 +359,7 @@ def main(arguments: list[str] | None = None) -> int:
     with torch.no_grad():
         for case in cases:
             console.print(f"compiling {case.name}", highlight=False)
-            calls[case.name] = contenders(case, peers) | {COPY: case.copied().clone}
+            calls[case.name] = contenders(case, peers, guards=chosen.guards) | {COPY: case.copied().clone}
         comparison = interleave("kernels", calls, baseline="ferrite", rounds=chosen.rounds, progress=watcher(console))
     console.print(table_of(comparison, cases, peers))
     for line in summary(comparison, cases, peers):
