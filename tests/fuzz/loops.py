@@ -108,6 +108,7 @@ SMALL_LIMITS: tuple[tuple[Any, str, tuple[Any, ...]], ...] = (
     (rows, "FAR", (1,)),
     (ahead, "PIECE_BYTES", (range(1, 1 << 17),)),
     (ahead, "FAR", (1,)),
+    (ahead, "CACHED", (0,)),
     (ahead, "FEWEST_VECTORS", (0, 1)),
     (stream, "LONG_PIECE", (1,)),
     (shape, "LARGE", (1, 1 << 25)),
@@ -130,8 +131,8 @@ SMALL_LIMITS: tuple[tuple[Any, str, tuple[Any, ...]], ...] = (
         split_reductions,
         "__defaults__",
         (
-            (Limits(few=16, long=32, block=16, columns=256, rows=2, piece=2),),
-            (Limits(few=2, long=64, block=32, columns=1024, rows=4, piece=8),),
+            (Limits(few=16, long=32, block=16, columns=256, rows=2, piece=2, cached=0),),
+            (Limits(few=2, long=64, block=32, columns=1024, rows=4, piece=8, cached=0),),
         ),
     ),
     (tile_transposes, "__defaults__", ((4,), (8,), (5,))),

@@ -20,8 +20,9 @@ from ferrite.schedule.split_reduction import Limits, split_reductions
 from tests.unit.loop_programs import programs, size_values
 from tests.unit.test_native_kernels import Code, agrees, assert_as_the_oracle, inputs
 
-SMALL = Limits(few=1 << 40, long=0, block=6, columns=240, rows=2, piece=2)  # splits whatever can be split
+SMALL = Limits(few=1 << 40, long=0, block=6, columns=240, rows=2, piece=2, cached=0)  # splits whatever can be split
 ONE_STREAM = Limits(piece=1 << 40)
+STREAMS = Limits(cached=0)
 
 
 def split(text: str, limits: Limits = SMALL) -> Program:
@@ -89,7 +90,9 @@ def program(x: f32[1000000], y: out(f32[()])):
     for k_block in box(125):
         part_value[k_block] = sum(x[k + 2000*k_block] + x[k + 2000*k_block + 250000] + (x[k + 2000*k_block + 500000] + x[k + 2000*k_block + 750000]) for k in box(2000))
 """  # noqa: E501
-    assert after.lstrip("\n") in show(split(text, Limits()))
+    assert after.lstrip("\n") in show(split(text, STREAMS))
+    assert "sum(x[k + 8000*k_block] for k in box(8000))" in show(split(text, Limits())), "a cache may hold it"
+    assert "+ 9000000]" in show(split(text.replace("1000000", "12000000"), Limits())), "none holds 48 MB"
 
 
 def test_sizes_of_run_time_have_pieces_too_and_one_for_what_is_left() -> None:
@@ -109,10 +112,10 @@ def program(x: f32[{rows}, {columns}], y: out(f32[()])):
     for _ in box():
         y[()] = max(x[r, k] for r, k in box({rows}, {columns}))
 """
-    several = show(split(text.format(rows=4096, columns=1024), Limits()))
+    several = show(split(text.format(rows=4096, columns=1024), STREAMS))
     assert "for r, k in box(2, 1024)" in several
     assert "x[r + 2*r_block + 3072, k]" in several
-    one = show(split(text.format(rows=64, columns=8192), Limits()))
+    one = show(split(text.format(rows=64, columns=8192), STREAMS))
     assert "for r_block in box(16):" in one
     assert "x[r_block + 48, k]" in one
     assert "for k in box(8192)" in one
@@ -135,9 +138,9 @@ def program(x: f32[1000000], y: out(f32[()]), z: out({dtype}[()])):
         y[()] = sum(x[k] for k in box(1000000))
         z[()] = {other}(x[k] for k in box(1000000)){part}
 """
-    both = show(split(text.format(dtype="f32", other="max", part=""), Limits()))
+    both = show(split(text.format(dtype="f32", other="max", part=""), STREAMS))
     assert both.count("+ 750000]") == 2
-    neither = show(split(text.format(dtype="i64", other="argmax", part=".index"), Limits()))
+    neither = show(split(text.format(dtype="i64", other="argmax", part=".index"), STREAMS))
     assert "750000" not in neither
     assert neither.count("for k in box(8000)") == 3  # the sum, the greatest and where it is
 
@@ -155,7 +158,7 @@ def program(x: f32[1000000], y: f32[1000000], z: out(f32[()])):
     for _ in box():
         z[()] = sum({value.replace("2.0", "f32(2.0)").replace("1.0", "f32(1.0)")} for k in box(1000000))
 """
-    assert "for k in box(8000)" in show(split(text, Limits())), reason
+    assert "for k in box(8000)" in show(split(text, STREAMS)), reason
 
 
 def test_reductions_over_one_box_are_cut_together_and_columns_stay_last() -> None:
