@@ -186,6 +186,23 @@ def following_rows(statements: Iterable[Statement], row: Axis, lane: Axis) -> Ah
     return found
 
 
+def rows_beside(
+    evaluator: Evaluator, loads: Iterable[Load], row: Axis, lane: Axis, lanes: int, square: Value, scope: Scope
+) -> None:
+    """While a tile is turned, square by square, as many vectors are asked for of what the loop that writes it will read
+    along the lanes: rows in their order. So memory has something to do while lanes are moved about. (Three of [16384,
+    2048]: 1.14 times as fast, of [2048, 2048]: 1.10.)"""
+    b, across = evaluator.b, lane.extent.constant // lanes  # vectors of a row
+    down, along = b.split(b.mul(square, lanes), across)
+    for node in loads:
+        place = linear(node.index, node.buffer.strides)
+        for number in range(lanes):
+            axes = {axis: scope.position(axis) for axis in free_axes(place) if axis not in (row, lane)}
+            axes |= {row: b.add(down, number // across), lane: b.mul(b.add(along, number % across), lanes)}
+            start = evaluator.scalar_index(place, Scope(axes=axes))
+            b.prefetch(evaluator.buffers[node.buffer], node.dtype, start, 0, lanes, level=2)
+
+
 def _without_check(node: Expr) -> Expr | None:
     """checked(n[i], ...) -> n[i]"""
     return node.value if isinstance(node, Checked) else None

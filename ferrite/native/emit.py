@@ -44,6 +44,7 @@ from ferrite.native.ahead import (
     next_looked_up,
     next_rows,
     next_tile,
+    rows_beside,
     together,
 )
 from ferrite.native.builder import Builder, Value, pointer, scalar
@@ -390,10 +391,14 @@ class _Work:
         assert column is not None
         lanes = min(shape.lanes(b.target.vector_bytes), MOST_ROWS)
         self._hoist(loop, scope, column)
+        beside = [part for part in self.loop.body if isinstance(part, Loop) and part is not loop]
+        later = following_rows([each for part in beside for each in part.statements()], row, column)
         with b.loop(0, column.extent.constant, lanes) as along:
             along.next()
             with b.loop(0, row.extent.constant, lanes) as down:
                 down.next()
+                squares = b.add(b.mul(along.index, row.extent.constant // lanes), down.index)
+                rows_beside(self.evaluator, later, row, column, lanes, b.split(squares, lanes)[0], scope)
                 vector = Lanes(column, along.index, lanes, 1)
                 rows = [
                     scope.inner(axes={row: b.add(down.index, number), column: along.index}, vector=vector)

@@ -23,8 +23,8 @@ A block of which little more than a load is combined has four pieces, a quarter 
 read at once: memory answers four streams sooner than one, if each goes on where the block before it ended. Pieces that
 are neighbours are no such streams: each is over before the processor has seen where it goes. Loops in C that sum 256
 MiB on a Zen 4, GB/s on one thread and two: one stream 19.6 and 27.5, four neighbours 17 and 28, four far apart 24.4 and
-31.4, if a vector is taken from each in turn (`ways_in_reduction`). The third cache gives one stream as soon, and next to
-it four are in the way: sums of 16, 32, 48, 64, 96 and 128 MiB took 1.18, 1.01, 0.93, 0.95, 0.88 and 0.93 times as long.
+31.4, if a vector is taken from each in turn (`ways_in_reduction`). What the third cache holds comes as soon in one: by
+four, sums of 16, 32, 48, 64, 96 and 128 MiB took 1.18, 1.01, 0.93, 0.95, 0.88 and 0.93 times as long.
 
 A reduction stays whole if moving it in front of its nest could change what happens: it may raise, stands under a guard,
 reads what its nest writes, or its box or a loop around it may be empty.

@@ -126,13 +126,13 @@ def program(x: f32[256, 256], y: f32[256, 256], z: out(f32[256, 256])):
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
 def test_a_loop_that_writes_a_tile_asks_for_every_line_of_the_next_one(target: Target) -> None:
     """What is asked for into the second cache is marked here instead: all tiles but the first, and one after the last.
-    Of what is read along the lanes the next row is asked for; as the tile is turned, nothing."""
+    Of what is read along the lanes every vector of a tile is asked for while that is turned, and the next row as it is
+    written."""
 
     def mark(
         self: Builder, base: Value, dtype: DType, offset: Any, distance: Any, count: int, *, level: int = 1
     ) -> None:
         if level == 2:
-            assert count == 1
             self.store(self.constant(f32, -1.0), base, self.add(offset, distance))
 
     with mock.patch.object(shape, "LARGE_ACROSS", 1), mock.patch.multiple(tile, HEIGHTS=(64,), WIDTHS=(32,)):
@@ -151,6 +151,9 @@ def test_a_loop_that_writes_a_tile_asks_for_every_line_of_the_next_one(target: T
     # The one after the last: in rows that are not there, where the first columns of the next ones are.
     asked.reshape(-1)[np.add.outer(np.arange(32) * 256 + 256, np.arange(0, 64, lanes)).reshape(-1)] = -1.0
     assert np.array_equal(y, asked)
+    vectors = np.zeros_like(x)
+    vectors[:, ::lanes] = -1.0
+    assert np.array_equal(x, vectors)
 
 
 def test_a_register_is_not_stored() -> None:
