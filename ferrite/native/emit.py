@@ -13,6 +13,7 @@ the trees is made once in a process, not with each kernel. (A function for that 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -41,6 +42,7 @@ from ferrite.native.ahead import (
     Ahead,
     Tile,
     following_rows,
+    further_on,
     next_looked_up,
     next_rows,
     next_tile,
@@ -358,10 +360,10 @@ class _Work:
         """What the lanes ask for, for the next round of the loop around them."""
         axis = shape.vector
         assert axis is not None
+        statements = [*loop.statements()]
         outer = [each for each in (*self.loop.axes, *self.shape.outer) if each is not axis]
         if not outer:
-            return {}
-        statements = [*loop.statements()]
+            return self._further_on(loop, statements, axis)
         made = {buffer for statement in self.statements for buffer in written_by(statement)}
         found = together(
             next_looked_up(self.evaluator, statements, made, outer[-1], axis, scope),
@@ -369,7 +371,16 @@ class _Work:
         )
         if self._turned_for(loop):
             return together(found, following_rows(statements, shape.outer[-1], axis))
-        return found
+        return found or self._further_on(loop, statements, axis)
+
+    def _further_on(self, loop: Loop, statements: Sequence[Statement], axis: Axis) -> Ahead:
+        """Of what a loop before this one reads too, nothing: that one has asked for it."""
+        if not self.evaluator.streamed:
+            return {}
+        before = itertools.takewhile(lambda part: part is not loop, self.loop.body)
+        loops = [part for part in before if isinstance(part, Loop)]
+        asked = {buffer for part in loops for each in part.statements() for buffer in read_by(each)}
+        return {node: asks for node, asks in further_on(statements, axis).items() if node.buffer not in asked}
 
     def _tiles_ahead(self, loop: Loop, shape: Shape, lanes: int, scope: Scope) -> list[Tile]:
         """What a loop that writes a tile asks for, for the next tile."""

@@ -21,6 +21,7 @@ from ferrite.loops.index import Axis, coefficient_of, free_axes
 from ferrite.loops.nodes import Apply, Expr, Fold, Guarded, Load, Nest, Random, Reduce, Statement
 from ferrite.loops.rewrite import walk
 from ferrite.loops.shapes import linear
+from ferrite.native.ahead import next_rows_across
 from ferrite.native.builder import Value, scalar
 from ferrite.native.reduce import FOLDS, STRETCH, Reducer, Running, wide_of
 from ferrite.native.scope import Lanes, Scope
@@ -97,6 +98,7 @@ def fold_rows(
 
     def add(first: Value, count: int, *, afresh: bool = False) -> None:
         rows = [scope.inner(axes={row: b.add(first, number)}) for number in range(count)]
+        ahead = next_rows_across(loads, row, lane, count)
         for number, each in enumerate(rows):
             for load in loads if number else ():
                 evaluator.step_address(load, lane, row, number, rows[0], each)
@@ -104,7 +106,7 @@ def fold_rows(
 
         def one(position: Value, mask: Value | None) -> None:
             here = Lanes(lane, position, lanes, 1)
-            inside = [each.inner(axes={lane: position}, vector=here, mask=mask) for each in rows]
+            inside = [each.inner(axes={lane: position}, vector=here, mask=mask, ahead=ahead) for each in rows]
             for node, slot in slots.items():
                 fold, wide, place = FOLDS[node.operation], wide_of(node), b.sub(position, start)
                 values: list[Running] = [(b.convert(evaluator.lanes(node.body, each), wide),) for each in inside]

@@ -93,6 +93,8 @@ EMITTER_PATHS = (
     (emit, "next_rows"),
     (emit, "next_looked_up"),
     (emit, "streamed_in"),
+    (emit, "further_on"),
+    (rows, "next_rows_across"),
     (reduce, "next_pieces"),
     (reduce, "are_pieces_apart"),
 )

@@ -116,6 +116,21 @@ def test_a_reduction_asks_for_the_next_piece_where_that_lies_elsewhere() -> None
     assert "llvm.prefetch" not in emit([short], host()).text
 
 
+def test_what_is_large_is_asked_for_further_on_in_one_stream_and_after_the_rows_that_are_summed_at_once() -> None:
+    pointwise = (
+        "def program(x: f32[64, 512], y: out(f32[64, 512])):\n    for i, j in box(64, 512):\n        y[i, j] = {}\n"
+    )
+    scaled = parse_program(pointwise.format("x[i, j] * f32(2.0)"))
+    across = "def program(x: f32[64, 512], y: out(f32[512])):\n    for j in box(512):\n        y[j] = {}\n"
+    summed = parse_program(across.format("sum(x[r, j] for r in box(64))"))
+    for program, distance in ((scaled, f"i64 {2048 // 4}\n"), (summed, f"i64 {8 * 512}\n")):
+        assert "llvm.prefetch" not in emit([program], host()).text
+        with mock.patch.object(shape, "LARGE", 1):
+            text = emit([program], host()).text
+        assert "llvm.prefetch" in text
+        assert distance in text
+
+
 TRANSPOSED = """
 def program(x: f32[256, 256], y: f32[256, 256], z: out(f32[256, 256])):
     for i, j in box(256, 256):
