@@ -554,9 +554,10 @@ def interleave(
     """Call contenders that live in this process in turns; the metric is `steady_call`, seconds a call.
 
     A contender that takes less than `shortest` seconds is called several times for a sample, so that the clock's own
-    cost does not show. Before each sample it is called once more, so that it finds the caches as its own calls leave
-    them: after somebody else's the same code took up to twice as long, or half as long, by who that was. Results of
-    calls are dropped at once; a callable that raises becomes a failed row.
+    cost does not show. As many calls come before each sample that are not timed, so that it finds the caches as its own
+    calls leave them: after somebody else's the same code took up to twice as long, or half as long, by who that was,
+    and some calls later still 1.4 times. Results of calls are dropped at once; a callable that raises becomes a failed
+    row.
     """
     conditions = f"Medians of {rounds} interleaved rounds in one process"
     result = Comparison(title, baseline, rounds, conditions, {case: tuple(calls) for case, calls in cases.items()})
@@ -590,7 +591,7 @@ class _Timer:
         """Seconds a call."""
         if not self.count:
             self._prepare()
-        self.call()
+        self._time(self.count)
         return self._time(self.count) / self.count
 
     def _prepare(self) -> None:
