@@ -6,18 +6,18 @@
 Where the tiles do not fit the box there are further nests, for the rows and the columns that are left. If what is
 written is large, tiles are larger, and what is read across is turned into memory of its own first:
 
-    for i_block, j_block, i, j in box(128, 16, 128, 128):
-        turned[i_block, j_block, 128*i + j] = y[128*j_block + j, 128*i_block + i]
-    for i_block, j_block, i, j in box(128, 16, 128, 128):
-        z[128*i_block + i, 128*j_block + j] = x[128*i_block + i, 128*j_block + j] + turned[i_block, j_block, 128*i + j]
+    for i_block, j_block, i, j in box(64, 16, 256, 128):
+        turned[i_block, j_block, 128*i + j] = y[128*j_block + j, 256*i_block + i]
+    for i_block, j_block, i, j in box(64, 16, 256, 128):
+        z[256*i_block + i, 128*j_block + j] = x[256*i_block + i, 128*j_block + j] + turned[i_block, j_block, 128*i + j]
 
 The nests share the loops over tiles, and `turned` is memory for one of them (`arrange`). So every line of memory is
 touched once, whole, and with its neighbours, and can be written past the caches. While one tile is written, the next
-one of `y` is asked for (`native/ahead.py`), so it need not be larger than this: to find a page takes as long as to read
-some lines of it. Two threads, f32, three of [16384, 2048]: 19.6 ms in tiles of 256 by 128 of which pieces were
-asked for as they were turned, 16.7 so. It is the two together that pay, also where the third cache would hold what is
-written: three of [2048, 2048] take 3.2 ms in squares, as long if turned first, 2.2 if also written past the caches;
-[8, 512, 512] turned 0.95, 1.2 and 0.48.
+one of `y` is asked for, and while it is turned, that of `x` (`native/ahead.py`). Two threads, f32, three of [16384,
+2048]: in tiles of 128 by 128 1.08 to 1.11 times as long, of 256 by 256 1.06, of 512 by 128 1.05, of 512 by 64 1.4; 19.6
+ms in tiles of which pieces were asked for as they were turned, 16.7 with the next tile, 14.6 with both. Turning and
+writing past the caches pay together, also where the third cache would hold what is written: three of [2048, 2048] take
+3.2 ms in squares, as long if turned first, 2.2 if also written past the caches; [8, 512, 512] turned 0.95, 1.2 and 0.48.
 
 Law: points of a nest of plain stores write to different places, so their order does not matter.
 """
@@ -44,7 +44,7 @@ from ferrite.schedule.shape import (
 )
 
 SIDE = SQUARE  # two cache lines of f32, and few enough rows for the first level of the TLB
-HEIGHTS, WIDTHS = (128, 64), (128, 64)  # of tiles that are turned first
+HEIGHTS, WIDTHS = (256, 128, 64), (128, 64)  # of tiles that are turned first
 WASTE = 8  # at most one part in so many of an axis is left by tiles
 
 
