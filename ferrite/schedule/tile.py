@@ -17,7 +17,7 @@ one of `y` is asked for, and while it is turned, that of `x` (`native/ahead.py`)
 2048]: in tiles of 128 by 128 1.08 to 1.11 times as long, of 256 by 256 1.06, of 512 by 128 1.05, of 512 by 64 1.4; 19.6
 ms in tiles of which pieces were asked for as they were turned, 16.7 with the next tile, 14.6 with both. Turning and
 writing past the caches pay together, also where the third cache would hold what is written: three of [2048, 2048] take
-3.2 ms in squares, as long if turned first, 2.2 if also written past the caches; [8, 512, 512] turned 0.95, 1.2 and 0.48.
+3.2 ms in squares, as long if turned first, 2.2 if written past the caches too; [8, 512, 512] turned 0.95, 1.2 and 0.48.
 
 Law: points of a nest of plain stores write to different places, so their order does not matter.
 """
