@@ -103,6 +103,16 @@ def next_pieces(loads: Iterable[Load], around: Axis, lane: Axis) -> Ahead:
     return {node: [Ask(step, 2)] for node, step in _with_steps(pieces, around, lane) if step > lane.extent.constant}
 
 
+def next_group(loads: Iterable[Load], lane: Axis, elements: int) -> Ahead:
+    """What the next round of a long reduction along one stream reads, if the second cache does not hold it. (A sum of
+    32 MiB 1.035 times as fast, of 16 MiB 1.0; loops in C alike, and by twice as far 0.83 in both. Rows of 4 KiB that
+    are read again 0.85.)"""
+    streams = [node for node in dict.fromkeys(loads) if smoothness(linear(node.index, node.buffer.strides), lane) == 2]
+    if len(streams) != 1 or not _is_far(streams[0].buffer, FAR) or lane.extent.terms:
+        return {}
+    return {streams[0]: [Ask(elements)]} if lane.extent.constant * streams[0].dtype.bytes > FIRST_CACHE else {}
+
+
 def are_pieces_apart(body: Expr, around: Axis, lane: Axis, lanes: int) -> bool:
     """Whether rounds of the loop around the lanes of a reduction are taken together, from places that are far apart:
     all that it reads are pieces, of many vectors each, of memory that no cache holds. (Batch norm of 64 MiB, 4 KiB by

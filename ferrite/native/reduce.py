@@ -50,7 +50,7 @@ from ferrite.loops.nodes import (
 )
 from ferrite.loops.operations import REDUCTIONS
 from ferrite.loops.rewrite import Tree, can_raise, children, holds_argument, walk
-from ferrite.native.ahead import are_pieces_apart, next_pieces
+from ferrite.native.ahead import are_pieces_apart, next_group, next_pieces
 from ferrite.native.builder import Value
 from ferrite.native.evaluate import I32_MOST, Evaluator
 from ferrite.native.math import FUNCTIONS
@@ -310,7 +310,8 @@ class Reducer(Evaluator):
         groups = Groups(axis.extent, one.lanes, ways)
         extent = self.scalar_index(axis.extent, first)
         whole = b.sub(extent, b.split(extent, one.group)[1])
-        ahead = next_pieces(always_read(one.node.body), one.loops[-1], axis) if one.loops else {}
+        read = [*always_read(one.node.body)]
+        ahead = next_pieces(read, one.loops[-1], axis) if one.loops else next_group(read, axis, one.group)
 
         def each(position: Value, running: Running) -> Running:
             vector = Lanes(axis, position, one.lanes, ways)

@@ -96,6 +96,7 @@ EMITTER_PATHS = (
     (emit, "further_on"),
     (rows, "next_rows_across"),
     (reduce, "next_pieces"),
+    (reduce, "next_group"),
     (reduce, "are_pieces_apart"),
 )
 COUNTED = (*(run.__name__ for run in KERNEL_PASSES), *(path for _, path in EMITTER_PATHS))
@@ -111,6 +112,7 @@ SMALL_LIMITS: tuple[tuple[Any, str, tuple[Any, ...]], ...] = (
     (ahead, "PIECE_BYTES", (range(1, 1 << 17),)),
     (ahead, "FAR", (1,)),
     (ahead, "CACHED", (0,)),
+    (ahead, "FIRST_CACHE", (0, 1 << 14)),
     (ahead, "FEWEST_VECTORS", (0, 1)),
     (stream, "LONG_PIECE", (1,)),
     (shape, "LARGE", (1, 1 << 25)),

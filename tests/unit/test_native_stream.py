@@ -131,6 +131,14 @@ def test_what_is_large_is_asked_for_further_on_in_one_stream_and_after_the_rows_
         assert distance in text
 
 
+def test_a_long_reduction_asks_for_its_next_round_and_one_over_a_row_does_not() -> None:
+    text = "def program(x: f32[64, {0}], y: out(f32[64])):\n    for i in box(64):\n        y[i] = {1}\n"
+    text = text.replace("{1}", "sum(x[i, k] for k in box({0}))")
+    long = emit([parse_program(text.format(8192))], named("x86-64-v4")).text
+    assert long.count("call void @llvm.prefetch") == long.count("load <16 x float>") == 4
+    assert "prefetch" not in emit([parse_program(text.format(4096))], named("x86-64-v4")).text
+
+
 TRANSPOSED = """
 def program(x: f32[256, 256], y: f32[256, 256], z: out(f32[256, 256])):
     for i, j in box(256, 256):
