@@ -28,6 +28,7 @@ import json
 import os
 import platform
 import queue
+import random
 import signal
 import subprocess
 import sys
@@ -239,8 +240,12 @@ def order_of(names: Sequence[Any], step: int) -> list[Any]:
     """The order of a round: every contender comes first, second, ... equally often, and after every other one equally
     often, so neither a place nor what the one before left in the caches favours anyone. (A Williams square: there are
     as many rounds as contenders, and if that is odd, as many again the other way round. Where contenders only took
-    turns, embedding in `bench.kernels` always came after eager, and was charged with 20% to 50% for what that left.)"""
+    turns, embedding in `bench.kernels` always came after eager, and was charged with 20% to 50% for what that left.)
+    Each square after the first one has the contenders in another order, drawn by its number: from the end of a round to
+    the start of the next it would otherwise always be the same ones that follow each other."""
     count = len(names)
+    square = step // max(count * (1 + count % 2), 1)
+    names = random.Random(square).sample(names, count) if square else names
     zigzag = [(place + 1) // 2 if place % 2 else -place // 2 for place in range(count)]
     order = [names[(place + step) % count] for place in zigzag]
     return order[::-1] if count % 2 and step // count % 2 else order

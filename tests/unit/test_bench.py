@@ -87,6 +87,14 @@ def test_everyone_has_every_place_and_follows_everyone_equally_often(names: str)
     assert neighbours == Counter(dict.fromkeys(permutations(names, 2), times))
 
 
+def test_also_from_round_to_round_everyone_comes_after_everyone() -> None:
+    orders = [order_of("ABCD", step) for step in range(400)]
+    assert orders == [order_of("ABCD", step) for step in range(400)]
+    follows = Counter((last[-1], first[0]) for last, first in pairwise(orders) if last[-1] != first[0])
+    assert set(follows) == set(permutations("ABCD", 2))
+    assert max(follows.values()) < 2 * min(follows.values())
+
+
 def test_an_order_of_one_or_none() -> None:
     assert order_of("A", 5) == ["A"]
     assert order_of([], 5) == []
