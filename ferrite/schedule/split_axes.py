@@ -59,7 +59,7 @@ def _split(nest: Nest, program: Program, shortest: int) -> Nest | Refusal | None
     lane = best_axis(nest.axes, places_of(nest.body))
     if lane is None:
         return None
-    divisors = {n for node in walk(nest) for place in places_in(node) for n in _divisors(place, lane)}
+    divisors = {n for node in walk(nest) for place in places_in(node) for n in divisors_of(place, lane)}
     if not divisors:
         return None
     lengths = sorted((low, str(n), n) for n in divisors if (low := least(n)) is not None and low >= shortest)
@@ -96,10 +96,10 @@ def _has_company(nest: Nest, program: Program) -> bool:
     return any(access.buffer in mine for part in others for access in accesses(part))
 
 
-def _divisors(place: Index, lane: Axis) -> Iterator[Index]:
+def divisors_of(place: Index, axis: Axis) -> Iterator[Index]:
     """What the axis itself is divided by, wherever that stands in the place."""
     for atom in atoms(place):
-        if isinstance(atom, (FloorDiv, Mod)) and atom.dividend is of_atom(lane):
+        if isinstance(atom, (FloorDiv, Mod)) and atom.dividend is of_atom(axis):
             yield atom.divisor
         for part in parts(atom):
-            yield from _divisors(part, lane)
+            yield from divisors_of(part, axis)

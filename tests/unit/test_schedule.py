@@ -62,6 +62,27 @@ def program(x: f32[32, 64, 49], y: out(f32[32, 64, 49])):
     ]
 
 
+def test_a_reduction_that_stretches_of_a_loop_would_repeat_is_lifted_once_for_each() -> None:
+    text = """
+def program(x: f32[4, 24, 5], y: out(f32[4, 24, 5])):
+    for n, c, h in box(4, 24, 5):
+        y[n, c, h] = x[n, c, h] - sum({value} for k, l in box(8, 5))
+"""
+    grouped = parse_program(text.format(value="x[n, 8*(c // 8) + k, l]"))
+    assert body_of(lift_reductions(grouped).program) == [
+        "    sum_value = local(f32[4, 3])",
+        "    for n, c in box(4, 3):",
+        "        sum_value[n, c] = sum(x[n, 8*c + k, l] for k, l in box(8, 5))",
+        "    for n, c, h in box(4, 24, 5):",
+        "        y[n, c, h] = x[n, c, h] - sum_value[n, (c // 8)]",
+    ]
+    reason = "sum over box(8, 5) once instead of 40 times: 1 operations a step again, or 4 bytes read"
+    assert lift_reductions(grouped).decisions == (Decision("lift", ("program", "sum_value"), True, reason),)
+    for value in ("x[n, 8*(c // 8) + k, l] * x[n, c, 0]", "x[n, (c + k) % 24, l]", "x[n, 5*(c // 5) % 16 + k, l]"):
+        other = parse_program(text.format(value=value))
+        assert lift_reductions(other).program is other, "it knows where in the stretch it is, or stretches are uneven"
+
+
 FLAT = """
 def program(x: f32[256], z: f32[{n}], y: out(f32[256])):
     for i in box(256):
