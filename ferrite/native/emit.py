@@ -392,8 +392,12 @@ class _Work:
 
     def _turned_for(self, loop: Loop) -> list[Load]:
         """What is turned, in memory of its own, by loops beside this one that have the same axes."""
+        return [node for part in self._beside(loop) for node in self._shape(part).turned]
+
+    def _beside(self, loop: Loop) -> list[Loop]:
+        """Loops over the same axes, before and after."""
         others = [part for part in self.loop.body if isinstance(part, Loop) and part is not loop and part.is_leaf]
-        return [node for part in others if part.axes == loop.axes for node in self._shape(part).turned]
+        return [part for part in others if part.axes == loop.axes]
 
     def _in_squares(self, loop: Loop, shape: Shape, scope: Scope) -> None:
         """As many rows at once as there are lanes. What has gaps between lanes is read along the rows, and turned; all
@@ -402,8 +406,8 @@ class _Work:
         assert column is not None
         lanes = min(shape.lanes(b.target.vector_bytes), MOST_ROWS)
         self._hoist(loop, scope, column)
-        beside = [part for part in self.loop.body if isinstance(part, Loop) and part is not loop]
-        later = following_rows([each for part in beside for each in part.statements()], row, column)
+        beside = [each for part in self._beside(loop) for each in part.statements()]
+        later = [node for node in following_rows(beside, row, column) if node.buffer not in self.registers]
         with b.loop(0, column.extent.constant, lanes) as along:
             along.next()
             with b.loop(0, row.extent.constant, lanes) as down:
