@@ -266,7 +266,8 @@ class Compiled:
         compiled = torch._dynamo.lookup_backend(self._peer)(graph, examples, **given)
 
         def noted(*arguments: Any) -> Any:
-            self._graphs.append((compiled, arguments))
+            if not self._graphs:
+                self._graphs.append((compiled, arguments))
             return compiled(*arguments)
 
         return noted

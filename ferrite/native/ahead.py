@@ -127,7 +127,7 @@ def next_rows_across(loads: Iterable[Load], row: Axis, lane: Axis, count: int) -
     """What a sum across rows of memory that no cache holds reads after so many of them. (256 MiB in rows of 4 KiB: 1.1
     times as fast; into the first cache, as long as without.)"""
     large = (node for node in loads if is_large(node.buffer))
-    return {node: [Ask(step * count, 2)] for node, step in _with_steps(large, row, lane)}
+    return {node: [Ask(step * count, 2)] for node, step in _with_steps(large, row, lane) if step}
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ def next_tile(
     for node in turned:
         place = linear(node.index, node.buffer.strides)
         step = coefficient_of(place, lane)
-        if step is None:
+        if step is None or holds_data(place):  # where data lead to one tile further on is not known yet
             continue
         axes = {axis: scope.position(axis) for axis in free_axes(place) if axis not in (row, lane)}
         axes |= _one_further(evaluator, tiles, scope) | dict.fromkeys((row, lane), b.constant(i64, 0))

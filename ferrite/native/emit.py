@@ -31,6 +31,7 @@ from ferrite.loops.index import (
     constant,
     floordiv,
     free_axes,
+    holds_data,
     known_nonnegative,
     maximum,
     product,
@@ -399,6 +400,14 @@ class _Work:
         others = [part for part in self.loop.body if isinstance(part, Loop) and part is not loop and part.is_leaf]
         return [part for part in others if part.axes == loop.axes]
 
+    def _read_beside(self, loop: Loop, row: Axis, lane: Axis, scope: Scope) -> list[Load]:
+        """What loops over the same axes read along the lanes, from memory, at places that are known here already."""
+        beside = [each for part in self._beside(loop) for each in part.statements()]
+        found = [node for node in following_rows(beside, row, lane) if node.buffer not in self.registers]
+        places = {node: linear(node.index, node.buffer.strides) for node in found}
+        known = (node for node, place in places.items() if scope.binds(free_axes(place) - {row, lane}))
+        return [node for node in known if not holds_data(places[node])]
+
     def _in_squares(self, loop: Loop, shape: Shape, scope: Scope) -> None:
         """As many rows at once as there are lanes. What has gaps between lanes is read along the rows, and turned; all
         of it that lies together first, before the next columns (large ones: 1.25 times as fast)."""
@@ -406,8 +415,7 @@ class _Work:
         assert column is not None
         lanes = min(shape.lanes(b.target.vector_bytes), MOST_ROWS)
         self._hoist(loop, scope, column)
-        beside = [each for part in self._beside(loop) for each in part.statements()]
-        later = [node for node in following_rows(beside, row, column) if node.buffer not in self.registers]
+        later = self._read_beside(loop, row, column, scope)
         with b.loop(0, column.extent.constant, lanes) as along:
             along.next()
             with b.loop(0, row.extent.constant, lanes) as down:

@@ -113,8 +113,9 @@ def _grain(node: Reduce, axis: Axis) -> Index:
     """How many points of the axis in a row do not matter to a reduction: it divides the axis, and knows no rest."""
     divisors = {n for part in walk(node) for place in places_in(part) for n in divisors_of(place, axis)}
     known = sorted((n.constant for n in divisors if not n.terms and n.constant > 1), reverse=True)
+    names = [fresh_name(name, names_in(node)) for name in ("coarse", "rest")] if known else []
     for grain in known:
-        coarse, rest = Axis("coarse", floordiv(axis.extent, grain)), Axis("rest", index(grain))
+        coarse, rest = (Axis(*each) for each in zip(names, (floordiv(axis.extent, grain), index(grain)), strict=True))
         moved = {axis: of_atom(coarse) * grain + of_atom(rest)}
         if divides(grain, axis.extent) and rest not in free_axes(substitute_axes(node, moved)):
             return index(grain)

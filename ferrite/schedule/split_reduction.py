@@ -317,16 +317,15 @@ def _in_streams(cut: Cut, nodes: Sequence[Reduce], limits: Limits) -> Cut:
     if not (piece.is_even or (cut.length % STREAMS == 0 and not cut.is_even)):  # the same rest as without
         return cut
     whole = product(axis.extent for axis in (*cut.around, *cut.axes))
-    if not whole.terms and all(whole.constant * node.body.dtype.bytes <= limits.cached for node in nodes):
-        return cut
-    return piece if all(map(_gains_by_streams, nodes)) else cut
+    return piece if all(_gains_by_streams(node, whole, limits.cached) for node in nodes) else cut
 
 
-def _gains_by_streams(node: Reduce) -> bool:
+def _gains_by_streams(node: Reduce, elements: Index, cached: int) -> bool:
     nodes = [*walk(node.body)]
     if node.operation not in STREAMED or sum(isinstance(part, Apply) for part in nodes) > MOST_STREAMED:
         return False
-    return sum(isinstance(part, Load) for part in nodes) == 1
+    loads = [part for part in nodes if isinstance(part, Load)]
+    return len(loads) == 1 and (bool(elements.terms) or elements.constant * loads[0].dtype.bytes > cached)
 
 
 def _cut_at(axes: tuple[Axis, ...], wish: int) -> tuple[tuple[Axis, ...], Axis, int, tuple[Axis, ...]]:

@@ -17,7 +17,7 @@ from ferrite.native.emit import emit
 from ferrite.native.target import Target, host, named
 from ferrite.schedule import shape, tile
 from tests.unit.targets import TARGETS
-from tests.unit.test_native_kernels import Code
+from tests.unit.test_native_kernels import Code, inputs
 
 
 @pytest.mark.parametrize(
@@ -177,6 +177,51 @@ def test_a_loop_that_writes_a_tile_asks_for_every_line_of_the_next_one(target: T
     vectors = np.zeros_like(x)
     vectors[:, ::lanes] = -1.0
     assert np.array_equal(x, vectors)
+
+
+BESIDE = """
+def program({parameters}, m: i64[64], y: f32[64, 32, 32], n: out(i64[64]), z: out(f32[64, {planes}32, 32])):
+    r = local(i64[64])
+    t = local(f32[64, 32, 32])
+    for b in box(64):
+        r[b] = m[b] & i64(7)
+    for b, i, j in box(64, 32, 32):
+        t[b, i, j] = {turned} + f32(r[b])
+    for b in box(64):
+        n[b] = i64(t[b, 0, 0] > f32(0.0))
+    for b, i, j in box(64, 32, 32):
+        {written}
+"""
+TURNED = " + t[b, 31 - i, j]"
+LED_TO = "x[at(checked({}, 8, False, 'IndexError', 'no'), 0, 7), i, j]" + TURNED
+LOOKED_AT = "at(checked(m[b], 64, False, 'IndexError', 'no'), 0, 63)"
+
+
+@pytest.mark.parametrize(
+    ("x", "turned", "written"),
+    [
+        ("8, 32, 64", "y[b, j, i]", f"z[b, i, j] = {LED_TO.format('r[b]')}"),  # a register, which has no memory
+        ("8, 32, 64", "y[b, j, i]", f"z[b, i, j] = {LED_TO.format('n[b]')}"),  # written when the tile has been turned
+        (
+            "64, 8, 32, 64",
+            "y[b, j, i]",
+            f"for k in scan(8):\n            z[b, k, i, j] = cumsum(x[b, k, i, j]{TURNED})",
+        ),
+        ("64, 32, 64", f"y[{LOOKED_AT}, j, i]", f"z[b, i, j] = x[b, i, j]{TURNED}"),
+    ],
+)
+def test_what_data_or_scans_lead_to_is_not_asked_for_before_its_turn(x: str, turned: str, written: str) -> None:
+    planes = "8, " if "scan" in written else ""
+    program = parse_program(BESIDE.format(parameters=f"x: f32[{x}]", planes=planes, turned=turned, written=written))
+    code = Code(program, host())
+    ours = inputs(program, {}, 3, 0.0)
+    behind = np.full(128, 99, np.int64)  # nobody looks there
+    behind[:64] = np.arange(64)
+    ours["m"], ours["n"][...] = behind[:64], 99
+    theirs = {name: each.copy() for name, each in ours.items()}
+    oracle.run(program, {}, theirs)
+    assert code({}, ours, 2) == 0
+    assert np.allclose(ours["z"], theirs["z"], rtol=1e-5, atol=1e-5)
 
 
 def test_a_register_is_not_stored() -> None:

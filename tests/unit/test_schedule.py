@@ -83,6 +83,15 @@ def program(x: f32[4, 24, 5], y: out(f32[4, 24, 5])):
         assert lift_reductions(other).program is other, "it knows where in the stretch it is, or stretches are uneven"
 
 
+def test_a_loop_may_have_any_name_and_tell_where_in_a_stretch_a_point_is() -> None:
+    program = parse_program("""
+def program(x: f32[3, 31, 4], y: out(f32[24, 8])):
+    for c, rest in box(24, 8):
+        y[c, rest] = sum(x[(c // 8), c - rest + 7, k] for k in box(4))
+""")
+    assert lift_reductions(program).program is program
+
+
 FLAT = """
 def program(x: f32[256], z: f32[{n}], y: out(f32[256])):
     for i in box(256):
