@@ -50,6 +50,7 @@ from ferrite.loops.index import (
     greatest,
     index,
     known_nonnegative,
+    least,
     minimum,
     mod,
     of_atom,
@@ -116,7 +117,7 @@ class Limits:
     columns: int = 1 << 19  # bytes of a block of whole rows: a part is a row, so blocks of many rows store less
     rows: int = 16  # steps of a block at least, if it has no other axis; more than one
     piece: int = 1 << 10  # elements of a piece at least, if a block has several; more than one
-    cached: int = 1 << 25  # bytes that a cache may hold: of no more than these, a block is one piece
+    cached: int = 1 << 25  # bytes that a cache may hold: if there may be no more than these, a block is one piece
 
 
 @dataclass(frozen=True)
@@ -325,7 +326,8 @@ def _gains_by_streams(node: Reduce, elements: Index, cached: int) -> bool:
     if node.operation not in STREAMED or sum(isinstance(part, Apply) for part in nodes) > MOST_STREAMED:
         return False
     loads = [part for part in nodes if isinstance(part, Load)]
-    return len(loads) == 1 and (bool(elements.terms) or elements.constant * loads[0].dtype.bytes > cached)
+    low = least(elements)
+    return len(loads) == 1 and low is not None and low * loads[0].dtype.bytes > cached
 
 
 def _cut_at(axes: tuple[Axis, ...], wish: int) -> tuple[tuple[Axis, ...], Axis, int, tuple[Axis, ...]]:

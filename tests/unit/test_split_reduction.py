@@ -101,9 +101,10 @@ def program(s0: size(1), x: f32[s0], y: out(f32[()])):
     for _ in box():
         y[()] = max(x[k] for k in box(s0))
 """
-    made = show(split(text, Limits()))
+    made = show(split(text, STREAMS))
     assert "x[k + 2048*k_block + 6144*(s0 // 8192)]" in made
     assert "max(x[k + 8192*(s0 // 8192)] for k in box((s0 % 8192)))" in made
+    assert "max(x[k + 8192*k_block] for k in box(8192))" in show(split(text, Limits())), "a cache may hold it"
 
 
 def test_pieces_of_several_rows_and_rows_that_are_pieces_themselves() -> None:
