@@ -167,8 +167,11 @@ def noise(number: int) -> Iterator[None]:
     plain_operate, plain_bits, plain_random = oracle.operate, oracle.bits, oracle._random
 
     def has_other_sign(value: Any) -> Any:
-        """Which NaN are turned: all of them in the first run, so that no element is decided by four lucky draws."""
-        return np.isnan(value) & (rng.random(np.shape(value)) < (0.5 if number else 1.0))
+        """Which NaN are turned: all of them in the first run, so that no element is decided by four lucky draws; in the
+        next two those of one sign, since a processor may have the same sign for all."""
+        is_turned = [np.ones_like, np.signbit, lambda each: ~np.signbit(each)]
+        chosen = is_turned[number](value) if number < len(is_turned) else rng.random(np.shape(value)) < 0.5
+        return np.isnan(value) & chosen.astype(np.bool_)
 
     def operate(operation: str, dtype: DType, *operands: Any) -> Any:
         result = plain_operate(operation, dtype, *operands)

@@ -528,6 +528,17 @@ def test_ndtr_of_f32_is_exact_beside_1_only(found: float, is_right: bool) -> Non
     assert (reference.complaint({**reference.plain, "y": np.array(found, np.float32)}) == "") is is_right
 
 
+def test_nan_of_both_signs_may_all_have_one() -> None:
+    text = "def program(x: f64[16], y: out(i64[1])):\n    for i in box(1):\n        y[i] = "
+    text += "min(bits(x[k], i64) for k in box(16))\n"
+    reference = loops.Reference(parse_program(text), {}, 3)
+    reference.arrays["x"][...] = np.where(np.arange(16) % 2, np.nan, -np.nan)
+    reference.plain = loops.run_oracle(reference.program, {}, reference.arrays)
+    positive = np.float64(np.nan).view(np.int64) & np.int64(2**63 - 1)
+    assert reference.plain["y"][0] < 0
+    assert reference.complaint({**reference.plain, "y": np.array([positive])}) == ""
+
+
 def test_the_sign_of_nan_is_undecided_everywhere() -> None:
     text = "def program(x: f64[64], y: out(i64[64])):\n    for i in box(64):\n        y[i] = bits(x[i], i64)\n"
     reference = loops.Reference(parse_program(text), {}, 3)
