@@ -137,6 +137,10 @@ def test_a_long_reduction_asks_for_its_next_round_and_one_over_a_row_does_not() 
     long = emit([parse_program(text.format(8192))], named("x86-64-v4")).text
     assert long.count("call void @llvm.prefetch") == long.count("load <16 x float>") == 4
     assert "prefetch" not in emit([parse_program(text.format(4096))], named("x86-64-v4")).text
+    two = parse_program(text.format(8192).replace("sum(x[i, k]", "sum(x[i, k] * x[63 - i, k]"))
+    assert "prefetch" not in emit([two], named("x86-64-v4")).text, "a cache may hold it"
+    with mock.patch.object(shape, "LARGE", 1):
+        assert f"i64 {2048 // 4}\n" in emit([two], named("x86-64-v4")).text
 
 
 TRANSPOSED = """
