@@ -15,14 +15,14 @@ from ferrite.loops.shapes import linear
 from ferrite.native.builder import Value
 from ferrite.native.evaluate import Evaluator
 from ferrite.native.scope import Ask, Lanes, Scope
-from ferrite.schedule.shape import always_read, is_large, reductions_in, smoothness
+from ferrite.schedule.shape import LARGE, always_read, is_large, reductions_in, smoothness
 
 PIECE_BYTES = range(1 << 10, 1 << 17)  # that are read one after the other, for which it pays to ask for the next ones
 SOON, EARLY = 2, 4  # rows before one that is looked up: for its lines, and for where its page is
 FURTHER = 1 << 11  # bytes to what is asked for of one stream
 FEWEST_VECTORS = 8  # of a piece, if several are read together
 FAR = 1 << 20  # bytes of a buffer that the second cache does not hold
-CACHED = 1 << 25  # bytes of a buffer that the third cache may hold
+CACHED = LARGE  # bytes of a buffer that the third cache may hold
 FIRST_CACHE = 1 << 14  # bytes, half of it: what is needed only after more than that goes to the second one
 
 Ahead = dict[Load, list[Ask]]

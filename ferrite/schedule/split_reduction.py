@@ -88,7 +88,7 @@ from ferrite.loops.rewrite import (
 )
 from ferrite.loops.shapes import contiguous_strides
 from ferrite.schedule.decided import Decided, Refusal, box, on, refused
-from ferrite.schedule.shape import best_axis, loads_in
+from ferrite.schedule.shape import LARGE, best_axis, loads_in
 
 STRETCH = 4096  # columns that the emitter gives to one thread at a time
 SOME_COLUMNS = 256  # assumed where the number of columns is known at run time only
@@ -117,7 +117,7 @@ class Limits:
     columns: int = 1 << 19  # bytes of a block of whole rows: a part is a row, so blocks of many rows store less
     rows: int = 16  # steps of a block at least, if it has no other axis; more than one
     piece: int = 1 << 10  # elements of a piece at least, if a block has several; more than one
-    cached: int = 1 << 25  # bytes that a cache may hold: if there may be no more than these, a block is one piece
+    cached: int = LARGE  # bytes that a cache may hold: if there may be no more than these, a block is one piece
 
 
 @dataclass(frozen=True)
