@@ -44,6 +44,8 @@ class Sizes:
         """The size as an index. `Unsupported` if the algebra has no form for it."""
         if isinstance(value, int):
             return indices.constant(value)
+        if self._is_guarded_one(value):
+            return indices.ONE
         return self._expression(_as_sympy(value))
 
     def indices(self, values: Iterable[Symbolic]) -> tuple[Index, ...]:
@@ -67,6 +69,17 @@ class Sizes:
             simple = value if self._env is None else self._env.replace(value)
             found = self._read[value] = self._form(simple)
         return found
+
+    def _is_guarded_one(self, value: Symbolic) -> bool:
+        """Whether a computed size is one by a guard that no bound or replacement tells of: tracing has stretched it.
+        ShapeEnv is handed its guards, because it keeps answers that it gave when it had fewer."""
+        if self._env is None or not isinstance(value, torch.SymInt) or value.node.hint != 1:
+            return False
+        expression = value.node.expr
+        if isinstance(expression, (sympy.Symbol, sympy.Integer)):
+            return False
+        guards = tuple(guard.expr for guard in self._env.guards)
+        return self._env._maybe_evaluate_static(sympy.Eq(expression, 1), axioms=guards) == sympy.true
 
     def _form(self, value: sympy.Expr) -> Index:
         if isinstance(value, sympy.Symbol):

@@ -399,3 +399,12 @@ def test_index_that_eager_refuses_is_refused() -> None:
     assert equal(compiled(signs(), torch.tensor(2)), signs()[2])
     with pytest.raises((IndexError, RuntimeError)):
         compiled(signs(), torch.tensor(6))
+
+
+def test_a_computed_size_of_one_is_stretched() -> None:
+    """The halves of 3 are 2 and 1."""
+    function = lambda x: torch.mul(*x.chunk(2, 1))
+    compiled = torch.compile(function, backend="ferrite", dynamic=True, options=STRICT)
+    for n in (3, 4, 8, 3):
+        x = torch.randn(2, n)
+        assert equal(compiled(x), function(x))

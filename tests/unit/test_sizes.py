@@ -188,3 +188,13 @@ def test_every_size_of_a_traced_graph_has_a_form() -> None:
                 assert known_nonnegative(index), extent
                 assert known_nonnegative(stride), step
     assert found > 20
+
+
+def test_a_size_that_a_guard_says_is_one() -> None:
+    """No bound and no replacement tells of it: half of 3, rounded down."""
+    env, (a,) = symbols(3)
+    rest = a - (a + 1) // 2
+    assert Sizes(env).index(rest).terms
+    assert rest == 1  # as tracing asks where it stretches
+    assert show_index(Sizes(env).index(rest)) == "1"
+    assert Sizes(env).index(a - 1).terms
