@@ -153,6 +153,22 @@ def _everything_inside(node: Tree) -> Iterator[Tree]:
                 waiting.append(child)
 
 
+def met_always(node: Tree) -> Iterator[Tree]:
+    """What is computed at every point, each once: not what a guard or a requirement protects, nor inside reductions."""
+    waiting: list[Tree] = [node]
+    seen: set[Tree] = set()
+    while waiting:
+        current = waiting.pop()
+        if current in seen:
+            continue
+        seen.add(current)
+        yield current
+        if isinstance(current, (Guarded, Require)):
+            waiting.append(current.condition)
+        elif not isinstance(current, (Reduce, Fold)):
+            waiting.extend(children(current))
+
+
 def can_raise(node: Tree) -> bool:
     """Whether evaluating it may stop the kernel with an error: such a thing is not dropped."""
     raises: bool = answer(node, "_raises", _raises_of, children)

@@ -44,7 +44,7 @@ from ferrite.loops.nodes import (
     Statement,
     Store,
 )
-from ferrite.loops.rewrite import can_raise, substitute_axes
+from ferrite.loops.rewrite import can_raise, met_always, substitute_axes
 from ferrite.loops.shapes import contiguous_strides, reshape_index
 from ferrite.lower.pointwise import not_bool, truth_of
 from ferrite.lower.table import lowers
@@ -118,10 +118,12 @@ def lifted(x: Tensor) -> Tensor:
 
 
 def read(x: Tensor, place: Sequence[IndexLike]) -> Expr:
-    """The element at a place. Where x does not change along a dimension no position is needed: it is checked still."""
+    """The element at a place. Where x does not change along a dimension, or is padding, no position is needed: it is
+    checked still."""
     value = x.at(place)
+    met = {*met_always(value)}
     for at in map(index, place):
-        if any(isinstance(atom, Data) and atom not in free_atoms(value) for atom in free_atoms(at)):
+        if any(isinstance(atom, Data) and atom.value not in met for atom in free_atoms(at)):
             value = Guarded(apply("ge", Position(at), const(0, i64)), value, value)
     return value
 

@@ -17,17 +17,14 @@ from ferrite.loops.nodes import (
     Apply,
     Buffer,
     Expr,
-    Fold,
-    Guarded,
     Load,
     Random,
     Reduce,
-    Require,
     Scan,
     Statement,
     Store,
 )
-from ferrite.loops.rewrite import Tree, children, walk
+from ferrite.loops.rewrite import Tree, met_always, walk
 from ferrite.loops.shapes import contiguous_strides, linear
 
 MOST_WAYS = 4
@@ -104,19 +101,7 @@ def _turned_loads(row: Axis, lane: Axis, body: Sequence[Statement]) -> Iterator[
 
 def always_read(part: Statement | Expr) -> Iterator[Load]:
     """Loads at every point, each once: not those that a guard or a requirement protects, nor those of reductions."""
-    waiting: list[Tree] = [part]
-    seen: set[Tree] = set()
-    while waiting:
-        node = waiting.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        if isinstance(node, Load):
-            yield node
-        if isinstance(node, (Guarded, Require)):
-            waiting.append(node.condition)
-        elif not isinstance(node, (Reduce, Fold)):
-            waiting.extend(children(node))
+    return (node for node in met_always(part) if isinstance(node, Load))
 
 
 def best_axis(axes: Sequence[Axis], accesses: Iterable[tuple[Index, int]]) -> Axis | None:

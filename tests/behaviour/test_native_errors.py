@@ -3,6 +3,7 @@ inputs as they were, and a function that goes on working."""
 
 from __future__ import annotations
 
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -342,3 +343,26 @@ def test_rows_whose_index_is_looked_up_itself() -> None:
     with pytest.raises(IndexError, match="out of bounds for dimension 0 with size 40"):
         compiled(x, n, wrong)
     assert torch.equal(compiled(x, n, m), x[n[m]] * 2)
+
+
+PADDED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "gather": lambda x, n: F.pad(x, (-1, 1)).gather(0, n[None]),
+    "index": lambda x, n: F.pad(x, (0, 2))[:, 4:][n],
+    "index_select": lambda x, n: torch.cat([x, torch.zeros(3, 2)], 1)[:, 3:].index_select(0, n),
+    "embedding": lambda x, n: F.embedding(n, F.pad(x, (4, -4))),
+}
+
+
+@pytest.mark.parametrize("name", PADDED)
+def test_positions_of_padding_are_checked(name: str) -> None:
+    """Nothing is read where a tensor is padded."""
+    function = PADDED[name]
+    compiled = torch.compile(function, backend="ferrite", options=NATIVE)
+    x, good = torch.randn(3, 4), torch.tensor([0, 2, 1, 0])
+    assert torch.equal(compiled(x, good), function(x, good))
+    for bad in (torch.tensor([0, 1, 2, 3]), torch.tensor([0, 1, 2, -4])):
+        with pytest.raises((IndexError, RuntimeError)) as eager:
+            function(x, bad)
+        with pytest.raises(eager.type, match=re.escape(str(eager.value).split("\n")[0])):
+            compiled(x, bad)
+    assert torch.equal(compiled(x, good), function(x, good))
