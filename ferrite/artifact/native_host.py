@@ -31,7 +31,7 @@ from torch._ops import OpOverload
 from ferrite.artifact.called_back import BEHIND_HEADER, Buffer, Launched, Made, PythonCall, Raiser
 from ferrite.artifact.dispatch import CPU, DTYPES, Form, Handle, Item, Items, Size, Some, Text, Word, bits_of, form_of
 from ferrite.artifact.doors import addresses, host_machine
-from ferrite.artifact.host_values import PART, Shape, Value, filled, infer
+from ferrite.artifact.host_values import PART, Shape, Value, Values, filled, infer
 from ferrite.artifact.kernels import Kernels, NativeKernel
 from ferrite.artifact.layout import Layout, layout_of, plan_in, values_in
 from ferrite.artifact.lend import can_lend
@@ -123,6 +123,7 @@ class _Assembler:
         self.functions = functions
         self.all = infer(program, constants) if layout is None else values_in(layout, program, constants)
         self.values, self.several, self.numbers = self.all.tensors, self.all.several, self.all.numbers
+        self.shown = _shown_views(program, self.all)
         self.template = [0] * len((machine.LIST, machine.FRAME, machine.FAILED, machine.THREAD))
         self.known: dict[Any, int] = {}  # constants and shapes -> slot
         self.computed: dict[Index, int] = {}  # sizes -> slot
@@ -254,7 +255,7 @@ class _Assembler:
     def _write_call(self, call: Call) -> None:
         if call.target == PART or call.result in self.numbers:
             return
-        if call.result in self.all.views:
+        if call.result in self.all.views - self.shown:
             self._write_view(self.values[call.result], self.values[call.args[0].name])
         elif self.all.is_own(call):
             self._write_own(call)
@@ -687,6 +688,24 @@ class _address(int):
 
 
 # ---- small things
+
+
+def _shown_views(program: HostProgram, values: Values) -> frozenset[str]:
+    """Views that lead from an input to a result, where sizes change: AOTAutograd asks such a result which views it was
+    made by, and makes them again for the caller. Only the dispatcher notes that. It would come to `as_strided`, whose
+    gradient has other strides, and other values where elements of the input share their memory. (Of known sizes it has
+    kept the views itself.)"""
+    if not values.changing:
+        return frozenset()
+    given = {entry.name for entry in program.inputs}
+    calls = [step for step in program.steps if isinstance(step, Call) and step.result in values.views]
+    sources = {call.result: call.args[0].name for call in calls}
+    shown: set[str] = set()
+    for name in _names_in(program.steps[-1]):
+        while name in sources and values.tensors[name].root in given:
+            shown.add(name)
+            name = sources[name]
+    return frozenset(shown)
 
 
 def _names_in(step: Any) -> list[str]:

@@ -386,3 +386,29 @@ def test_view_and_mutation_with_gradient() -> None:
         return y
 
     compare(function, *(torch.randn(3, 3, requires_grad=True) for _ in range(2)), training=True, exact=False)
+
+
+LEAVES: dict[str, Callable[[], Tensor]] = {
+    "contiguous": lambda: torch.randn(4, 6),
+    "transposed": lambda: torch.randn(6, 4).t(),
+    "repeated": lambda: torch.randn(6).as_strided((4, 6), (0, 1)),
+}
+
+
+@pytest.mark.parametrize("name", LEAVES)
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_results_that_are_views_of_leaves(name: str, dynamic: bool) -> None:
+    """Gradients come back through the same views: with their strides, and to each element its own."""
+    function = lambda x: (x.reshape(x.shape), x.expand(3, *x.shape), x.t()[1:], x.sin().sum())
+    leaf = LEAVES[name]()
+    sides = []
+    for call in (function, compiled(function, dynamic=dynamic)):
+        x = leaf.as_strided(leaf.shape, leaf.stride()).detach().requires_grad_()
+        results = call(x)
+        weights = [torch.empty_like(r.detach()).copy_(torch.linspace(1, 2, r.numel()).view(r.shape)) for r in results]
+        sides.append(
+            [torch.autograd.grad(r, x, w, retain_graph=True)[0] for r, w in zip(results, weights, strict=True)]
+        )
+    for eager, ours in zip(*sides, strict=True):
+        assert ours.stride() == eager.stride()
+        torch.testing.assert_close(ours, eager)
