@@ -759,9 +759,10 @@ class _OneGraph:
         waiting_for = Counter(value.memory() for value in waiting)
         for value in waiting:
             owner = value.memory()
-            if waiting_for[owner] == 1 and not self._is_read_later(owner):
+            is_alone = waiting_for[owner] == 1 and not self._is_read_later(owner)
+            if is_alone and (value is owner or _is_dense(self._buffer("", value.fake))):
                 self._store(value)
-            elif owner.is_lazy:  # views that others share memory with read it from there
+            elif owner.is_lazy:  # views that others share memory with, or that repeat elements, read it from there
                 self._store(owner)
 
     def _is_read_later(self, value: _Value) -> bool:

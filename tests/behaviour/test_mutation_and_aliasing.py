@@ -485,3 +485,16 @@ def test_aliasing_changes_between_calls() -> None:
     assert equal(compiled(base[:4], base[2:]), function(twin[:4], twin[2:]))
     assert equal(compiled(base, base), function(twin, twin))
     assert equal(base, twin)
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_a_repeated_result_before_its_source_changes(dynamic: bool) -> None:
+    """What is kept is what was computed, not each of its copies."""
+
+    def function(x: Tensor) -> Any:
+        repeated = (x | 4).expand(3, *x.shape)
+        windows = (x | 2).unfold(0, 2, 1)
+        x.index_fill_(0, torch.zeros(1, dtype=torch.int64), 1)
+        return repeated, windows
+
+    compare(function, torch.arange(7), dynamic=dynamic)
