@@ -14,7 +14,7 @@ import torch
 
 from ferrite.errors import Unsupported
 from ferrite.loops.dtypes import DType, b8, f64, i64
-from ferrite.loops.index import Index, known_nonnegative, minimum, of_atom, product
+from ferrite.loops.index import ONE, Index, known_nonnegative, minimum, of_atom, product
 from ferrite.loops.nodes import Expr, Guarded, Position
 from ferrite.loops.shapes import contiguous_strides, linear
 from ferrite.lower.pointwise import floats_only, isfinite, logical_not, not_bool, truth_of
@@ -389,13 +389,15 @@ def vector_norm(
 
 
 def norm_in(compute: DType, x: Tensor, order: Any, dims: Dims, keep: bool) -> Tensor:
-    """A norm in a dtype, not yet rounded."""
+    """A norm in a dtype, not yet rounded. That of one element is its size, whatever the order, and leaves no range."""
     if isinstance(order, Index) or not x.dtype.is_float:
         raise Unsupported(f"a norm of {x.dtype} of order {order}")
     chosen = all_dims(dims, x.rank)
     if order < 0 or order == math.inf:
         not_empty(x, chosen)
     size = Tensor(x.axes, apply("abs", cast(x.body, compute)))
+    if order != 0 and product(x.sizes[dim] for dim in chosen) is ONE:
+        order = 1
     if order in (math.inf, -math.inf):
         return reduction("max" if order > 0 else "min", size, chosen, keep=keep, result="value")
     powered: Expr = size.body

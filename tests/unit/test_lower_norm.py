@@ -357,3 +357,19 @@ def test_a_gradient_of_a_size_that_is_one_by_a_guard() -> None:
 
     torch.manual_seed(0)
     trained(Quarter(), torch.randn(4, 4), dynamic=True, close=True)
+
+
+@pytest.mark.parametrize("order", [0, 0.5, 1, 2, 3, -1, -2, INF, -INF])
+def test_the_norm_of_one_element_is_its_size(order: float) -> None:
+    """Also where its power is outside of the range."""
+    x = torch.tensor([[1e30], [-3e-30], [NAN], [-0.0]])
+
+    def norms(x: torch.Tensor) -> Any:
+        return (
+            torch.linalg.vector_norm(x, order, 1),
+            torch.linalg.vector_norm(x[0, 0], order),
+            torch.linalg.vector_norm(x[None], order, (0, 2), keepdim=True),
+            torch.dist(x[0], x[3], order),
+        )
+
+    assert_same(norms, x)
