@@ -109,6 +109,21 @@ def _batch_norm_backward(grad: torch.Tensor, x: torch.Tensor, *arguments: Any) -
     return NotImplemented if dense is x else aten.native_batch_norm_backward.default(grad, dense, *arguments)
 
 
+# ---- what PyTorch traces with another dtype than eager gives
+
+
+def _huber_loss(x: torch.Tensor, target: torch.Tensor, how: int = 1, delta: float = 1.0) -> torch.Tensor:
+    """Eager's loss has the dtype of x, whatever the target is of; tracing promotes both.
+
+    huber_loss(x, target, how)  ->  huber_loss(wide x, wide target), in the dtype of x, and then its mean or sum
+    """
+    if x.dtype == target.dtype or not (x.is_floating_point() and target.is_floating_point()):
+        return NotImplemented
+    wide = torch.promote_types(x.dtype, target.dtype)
+    loss = aten.huber_loss.default(x.to(wide), target.to(wide), 0, delta).to(x.dtype)
+    return {1: torch.mean, 2: torch.sum}[how](loss) if how else loss
+
+
 # ---- what PyTorch traces with other strides than eager gives
 
 
@@ -153,6 +168,7 @@ def _is_stretched(x: torch.Tensor) -> bool:
 OWN: dict[Any, Callable[..., Any]] = {
     aten.mul.Tensor: _stretched_last(aten.mul.Tensor),
     aten.add.Tensor: _stretched_last(aten.add.Tensor),
+    aten.huber_loss.default: _huber_loss,
     aten.max_unpool2d.default: _max_unpool2d,
     aten.native_layer_norm.default: _in_f32(aten.native_layer_norm.default),
     aten.native_group_norm.default: _in_f32(aten.native_group_norm.default),

@@ -186,3 +186,12 @@ def test_losses_that_pytorch_makes_of_ops(name: str) -> None:
     x, target = spread(torch.float32), spread(torch.float32).sign()
     others = (x.flip(0).contiguous(), target) if name == "margin_ranking_loss" else (target,)
     assert_same_with_gradient(getattr(functional, name), x, *others)
+
+
+@pytest.mark.parametrize(
+    "dtypes", [(torch.float32, torch.float64), (torch.bfloat16, torch.float32), (torch.float64,) * 2]
+)
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_huber_loss_has_the_dtype_of_its_input(dtypes: tuple[torch.dtype, torch.dtype], reduction: str) -> None:
+    x, target = spread(dtypes[0]), spread(dtypes[1]).flip(0)
+    assert_same(lambda x, target: functional.huber_loss(x, target, reduction=reduction), x, target, exact=False)
