@@ -10,7 +10,8 @@ channels-last, so is the result; or all are dense with the same strides, then th
 dimensions are sorted by the strides of the first operand that tells two of them apart, and the result is dense in that
 order. A number counts as an operand without dimensions wherever an op takes a tensor.
 
-Besides, what has no dimension is expanded with strides of 0 only, by which sizes of one are traced with a stride of 1.
+Besides, what has no dimension is expanded with strides of 0 only, by which sizes of one are traced with a stride of 1;
+and what starts as a copy of an operand (a clone, `index_put`) has the very strides of it, if that is dense.
 """
 
 from __future__ import annotations
@@ -36,8 +37,10 @@ _KEEPS_NUMBERS = frozenset({"aten::pow", "aten::lerp"})
 _OTHER_RULES = frozenset(
     f"aten::{name}"
     for name in ("clone", "deg2rad", "rad2deg", "isinf", "isfinite", "nan_to_num", "relu6", "hardtanh", "ldexp",
-                 "native_dropout_backward", "_to_copy")
+                 "native_dropout_backward", "_to_copy", "masked_fill")
 )  # fmt: skip
+# Ops whose result starts as a copy of their operand.
+_COPIES = frozenset({"aten::clone", "aten::index_put", "aten::_unsafe_index_put", "aten::index_fill"})
 _MEMORY_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
@@ -64,10 +67,18 @@ def correct_strides(module: GraphModule) -> int:
 
 def _strides_in_eager(node: Node, promised: Any) -> Extents | None:
     """None where the promise is sure to hold, or cannot be told."""
-    if node.target is torch.ops.aten.expand.default and _is_static(promised):
-        source = node.args[0].meta.get("val") if isinstance(node.args[0], Node) else None
-        return (0,) * promised.dim() if isinstance(source, torch.Tensor) and source.dim() == 0 else None
-    if torch.Tag.pointwise not in node.target.tags or not _is_static(promised) or 1 not in promised.shape:
+    if not _is_static(promised):
+        return None
+    first = node.args[0].meta.get("val") if node.args and isinstance(node.args[0], Node) else None
+    if node.target is torch.ops.aten.expand.default:
+        return (0,) * promised.dim() if isinstance(first, torch.Tensor) and first.dim() == 0 else None
+    if 1 not in promised.shape:
+        return None
+    if node.target._schema.name in _COPIES and node.kwargs.get("memory_format") in (None, torch.preserve_format):
+        if not isinstance(first, torch.Tensor) or not _is_static(first):
+            return None
+        return tuple(first.stride()) if _is_dense(tuple(first.shape), tuple(first.stride())) else None
+    if torch.Tag.pointwise not in node.target.tags:
         return None
     if node.target.namespace != "aten" or node.target._schema.name in _OTHER_RULES:
         return None
@@ -108,11 +119,15 @@ def strides_in_eager(sizes: Extents, operands: Sequence[Operand]) -> Extents:
         layout = _MEMORY_FORMATS.get(len(sizes))
         if layout is not None and all(tensor.is_contiguous(memory_format=layout) for tensor in tensors):
             return tuple(torch.empty(sizes, memory_format=layout, device="meta").stride())
-        if all(a[1] == b[1] for a, b in pairwise(operands)) and torch.ops.aten.is_non_overlapping_and_dense.default(
-            tensors[0]
-        ):
+        if all(a[1] == b[1] for a, b in pairwise(operands)) and _is_dense(*operands[0]):
             return operands[0][1]
     return _dense(sizes, _order(sizes, [_stretched(sizes, operand) for operand in operands]))
+
+
+def _is_dense(sizes: Extents, strides: Extents) -> bool:
+    """Whether elements lie without gaps, each at a place of its own."""
+    tensor = torch.empty_strided(sizes, strides, device="meta")
+    return bool(torch.ops.aten.is_non_overlapping_and_dense.default(tensor))
 
 
 def _stretched(sizes: Extents, operand: Operand) -> Extents:

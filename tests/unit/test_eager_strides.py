@@ -77,3 +77,22 @@ def test_views_of_what_has_no_dimension(dynamic: bool) -> None:
     for ours, eager in zip(compiled(*given), function(*given), strict=True):
         assert ours.stride() == eager.stride()
         torch.testing.assert_close(ours, eager)
+
+
+COPIES: dict[str, Callable[[Tensor], Tensor]] = {
+    "clone": lambda x: x.clone(),
+    "index_put": lambda x: x.index_put((torch.zeros((), dtype=torch.int64),), torch.ones(())),
+    "index_fill": lambda x: x.index_fill(0, torch.zeros(1, dtype=torch.int64), 2),
+    "masked_fill": lambda x: x.masked_fill(x > 0, 1),
+}
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_what_starts_as_a_copy(name: str) -> None:
+    """It has the very strides of what is copied, if that is dense; only `masked_fill` makes its copy contiguous."""
+    compiled = torch.compile(COPIES[name], backend="ferrite", dynamic=False, options={"strict": True})
+    for sizes, strides in [((1,), (0,)), ((1,), (5,)), ((1, 4, 3), (17, 1, 4)), ((1, 4, 1, 3), (3, 1, 12, 4))]:
+        x = torch.randn(100).as_strided(sizes, strides)
+        ours, eager = compiled(x), COPIES[name](x)
+        assert ours.stride() == eager.stride()
+        assert torch.equal(ours, eager)
