@@ -48,10 +48,10 @@ from ferrite.graph.names import name_of
 from ferrite.graph.query import is_view, tensors, written_arguments
 from ferrite.graph.relayout import looks_at_strides
 from ferrite.graph.strides import REALISED, output_values
-from ferrite.loops.index import ONE, Index, constant, divides, multiply, product
+from ferrite.loops.index import ONE, ZERO, Index, constant, divides, multiply, product
 from ferrite.loops.nodes import Buffer
 from ferrite.loops.shapes import is_contiguous
-from ferrite.lower.captured import KEEPS_ITS_PROMISE, why_in_eager
+from ferrite.lower.captured import KEEPS_ITS_PROMISE, is_empty, why_in_eager
 from ferrite.lower.sizes import Sizes
 
 aten = torch.ops.aten
@@ -115,6 +115,9 @@ def wants_dense(node: Node, has_row: Callable[[Any], bool]) -> str | None:
     if node.target in _ROW_LOOKS or looks_at_strides(node):
         return "it may look at strides"
     name = name_of(node.target) or node.name
+    made = [*tensors(node)]
+    if made and all(map(is_empty, made)) and not is_view(node):
+        return "its result has no elements"
     if name in _PRODUCTS:
         return None if node.meta["val"].dtype in _WHOLE else "a product of halves"
     return None if has_row(node.target) else why_in_eager(name)
@@ -166,6 +169,8 @@ def padded_strides(
     """Strides of a buffer of elements of so many bytes with gaps between rows, or None; and why."""
     if len(sizes) < 2 or product(sizes[:-1]) is ONE:
         return None, "it is one row"
+    if ZERO in sizes:
+        return None, "it has no elements"
     if not is_contiguous(sizes, strides):
         return None, "it does not lie row after row"
     if sizes[-1].terms:

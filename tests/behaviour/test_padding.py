@@ -168,3 +168,14 @@ def test_memory_is_that_of_the_plan() -> None:
         peaks.append(graph.block_memory)
         torch._dynamo.reset()
     assert peaks == [-(-9 * 1000 // 64) * 64, -(-(9 * 1024 - 24) // 64) * 64]
+
+
+def test_what_has_no_elements_has_no_gaps() -> None:
+    """Ops without elements run in eager, and their strides follow those of what they are given."""
+    functions = (
+        lambda x: (x @ x.t()).sigmoid()[2:2].bool(),
+        lambda x: functional.layer_norm(x[:0], x.shape[-1:]).rot90(),
+    )
+    for function in functions:
+        with both_hosts():
+            compare(function, torch.randn(63, 63), options=ON)
