@@ -433,7 +433,8 @@ def logical_not_(x: Tensor) -> Tensor:
 
 def _enter_logic(name: str, operation: str) -> None:
     def row(x: Tensor, y: Tensor) -> Tensor:
-        return pointwise(lambda a, b: apply(operation, a, b), truth_of(x), truth_of(y), compute=b8)
+        """In the promoted dtype, in which a tensor without dimensions may become zero beside a narrower one."""
+        return pointwise(lambda a, b: apply(operation, truth(a), truth(b)), x, y, compute=promote(x, y))
 
     row.__name__ = name
     lowers(getattr(aten, name).default)(row)

@@ -351,3 +351,17 @@ def test_a_product_added_in_place(dtype: torch.dtype) -> None:
 def test_views_and_steps_are_read_as_they_lie() -> None:
     x = torch.arange(1, 25).reshape(4, 6)
     assert_same(lambda v: (v.t() // v.t().flip(0), v[:, ::2] % v[:, 1::2], v.t()[1:] ** 2), x)
+
+
+@pytest.mark.parametrize("name", ["logical_and", "logical_or", "logical_xor"])
+def test_truth_is_asked_in_the_common_dtype(name: str) -> None:
+    """One number beside a tensor has its dtype, in which it may be zero."""
+    function = getattr(torch, name)
+    for x, number in [
+        (torch.tensor([0.0, 1.0]), torch.tensor(2.2e-308, dtype=torch.float64)),
+        (torch.tensor([0.0, 1.0], dtype=torch.float16), torch.tensor(1e-9)),
+        (torch.tensor([0, 1], dtype=torch.int8), torch.tensor(256)),
+        (torch.tensor([False, True]), torch.tensor(256)),
+    ]:
+        assert_same(function, x, number)
+        assert_same(function, number, x)
