@@ -117,14 +117,14 @@ def layer_norm(
 ) -> tuple[Tensor, ...]:
     """(x - mean) * rstd * weight + bias over the last dimensions. Over no elements the mean is 0 and rstd NaN.
 
-    Where there is no bias, eager adds zeros: a negative weight makes no -0.0.
+    Where there is no bias, eager adds zeros, which leave no -0.0.
     """
     statistics_fit(parameters_fit(x, weight, bias), *result[1:])
     dims = list(range(x.rank - len(shape), x.rank))
     compute = accumulator(x.dtype)
     mean, rstd = standard(x, dims, eps, compute, keep=True)
     normal = weighted(normalized(x, mean, rstd, compute), weight, bias)
-    if weight is not None and bias is None:
+    if bias is None:
         normal = same_sizes(normal, apply("add", normal.body, const(0, compute)))
     return tuple(converted(part, entry.dtype) for part, entry in zip((normal, mean, rstd), result, strict=True))
 

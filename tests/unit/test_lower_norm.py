@@ -117,6 +117,7 @@ def test_layer_norm_without_bias_gives_no_negative_zero(dtype: torch.dtype) -> N
     x, weight = torch.full((2, 5), 2.5, dtype=dtype), -torch.ones(5, dtype=dtype)
     assert_same(lambda x, w: nn.functional.layer_norm(x, [5], w), x, weight)
     assert_same(lambda x, w: nn.functional.layer_norm(x, [5], w, -torch.zeros_like(w)), x, weight)
+    assert_same(lambda x: nn.functional.layer_norm(x, [2]), torch.tensor([[0.0, -0.0]], dtype=dtype))
 
 
 def test_strides_of_norms_of_nothing_are_eagers() -> None:
