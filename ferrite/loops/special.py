@@ -136,6 +136,11 @@ def _unscaled(value: Array, a: Array) -> Array:
     return value * half * half
 
 
+def _pow(a: Array, b: Array) -> Array:
+    """For an exponent that is one number, 0.5, NumPy takes the square root, which of -0.0 is -0.0 and of -inf NaN."""
+    return np.power(np.where((b == 0.5) & ((a == 0) | np.isinf(a)), np.abs(a), a), b)
+
+
 # Functions that are computed in double precision and rounded.
 IN_DOUBLE: dict[str, Callable[..., Any]] = {
     "rsqrt": lambda a: 1 / np.sqrt(a),
@@ -146,7 +151,7 @@ IN_DOUBLE: dict[str, Callable[..., Any]] = {
     "log2": np.log2,
     "log10": np.log10,
     "log1p": np.log1p,
-    "pow": np.power,
+    "pow": _pow,
     "hypot": np.hypot,
     "ldexp": _ldexp,
     "sin": np.sin,

@@ -365,3 +365,10 @@ def test_truth_is_asked_in_the_common_dtype(name: str) -> None:
     ]:
         assert_same(function, x, number)
         assert_same(function, number, x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
+def test_a_power_of_one_half_is_no_square_root(dtype: torch.dtype) -> None:
+    """Of -0.0 and of the least number: 0.0 and infinity."""
+    x = torch.tensor([-0.0, 0.0, -math.inf, math.inf, 4.0, -4.0], dtype=dtype)
+    assert_same(lambda x: (x**0.5, torch.pow(x, torch.full_like(x, 0.5))), x)
