@@ -24,7 +24,7 @@ from ferrite.loops.text import show
 from tests.ops.sweep import quiet
 
 from . import pre_grad
-from .engines import DEFAULT, TORCH
+from .engines import TORCH, UNLOWERED
 from .judge import Judge
 from .loops import check_all_ways
 from .programs import reproducer
@@ -45,7 +45,7 @@ def show_one(plan: Plan, number: int, console: Console) -> bool:
     )
     judge = Judge(program)
     passed = True
-    for engine in chosen if plan.level == "pre_grad" else (*chosen, DEFAULT, TORCH):
+    for engine in chosen if plan.level == "pre_grad" else (*chosen, UNLOWERED, TORCH):
         verdict = pre_grad.judge(program, engine) if plan.level == "pre_grad" else judge.verdict(engine)
         passed &= verdict.status != "different" or engine is TORCH
         console.print(f"{engine.name}: {verdict.status} {verdict.text}", highlight=False, markup=False, soft_wrap=True)

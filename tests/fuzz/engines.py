@@ -79,4 +79,4 @@ ENGINES = {
 }
 # Not tested, but asked who is to blame: torch's own capture, and ours without any lowering.
 TORCH = Engine("aot_eager", backend="aot_eager")
-DEFAULT = Engine("default", {"strict": True, "cache": "off"})
+UNLOWERED = Engine("unlowered", NATIVE | {"executor": "eager"})

@@ -38,6 +38,7 @@ LARGEST = 6000  # elements of a value
 MOST_PRINTED = 64  # elements of an input that are printed one by one
 ENVIRONMENT = {"torch": torch, "functional": functional}
 _NARROW = re.compile(r"torch\.(float16|bfloat16|float32)\b")
+_PRODUCT = re.compile(r"\.(cum)?prod\(")
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,8 @@ class Step:
     """One line. `text` has {0}, {1}, ... for operands; without results it is a statement that changes operand 0.
 
     rounding:  exact    the same bits everywhere, if its operands are the same
-               either   exact, but it gives one of its operands, and which of two zeros is not said: eager gives the
-                        second in whole vectors and the first in what is left
+               either   exact, but it gives one of its operands, and which of two zeros is not said: of a maximum eager
+                        gives the second in whole vectors and the first in what is left
                inexact  floats may differ in the last bits
                sum      inexact, unless it adds whole numbers
                jumps    exact, and a small change of an operand may change the result much
@@ -90,6 +91,16 @@ class Step:
     def casts(self) -> bool:
         """Whether it names the type in which it computes, which may hold fewer digits than an integer has."""
         return _NARROW.search(self.text) is not None
+
+    @property
+    def exponent(self) -> int | None:
+        """The operand that is an exponent."""
+        return 1 if self.text.startswith("torch.pow(") else None
+
+    @property
+    def multiplies(self) -> bool:
+        """Whether it gives a product of many elements, which may leave the range of halves on the way."""
+        return _PRODUCT.search(self.text) is not None
 
     @property
     def line(self) -> str:
@@ -183,8 +194,8 @@ def make_inputs(inputs: Sequence[Input]) -> dict[str, torch.Tensor]:
 
 
 def source(program: Program, disturbed: bool = False) -> str:
-    """The function. If disturbed, what steps that round take and give goes through `moved` and `noted`, and what gives
-    one of its operands through `swapped`."""
+    """The function. If disturbed, what steps that round take and give goes through `moved` and `noted`, products go
+    through `widely`, and what gives one of its operands through `swapped`."""
     lines = [f"def program({', '.join(each.name for each in program.inputs)}):"]
     for inside, steps in itertools.groupby(program.steps, key=lambda step: step.inside):
         block = [line for step in steps for line in _lines(step, disturbed)]
@@ -198,10 +209,16 @@ def source(program: Program, disturbed: bool = False) -> str:
 def _lines(step: Step, disturbed: bool) -> list[str]:
     if not disturbed:
         return [step.line]
-    moved = replace(step, operands=tuple(f"moved({name}, {step.casts})" for name in step.operands))
-    first = moved.line if step.results and step.rounds else step.line
-    swapped = [f"swapped({name}, {', '.join(step.operands)})" for name in step.results if step.rounding == "either"]
-    return [first, *swapped, *(f"noted({name}, {step.rounds})" for name in step.results or step.operands[:1])]
+    given, made = ", ".join(step.operands), ", ".join(step.results)
+    lines = [step.line]
+    if step.results and step.rounds:
+        moved = (f"moved({name}, {step.casts}, {n == step.exponent})" for n, name in enumerate(step.operands))
+        lines = [replace(step, operands=tuple(moved)).line]
+    if step.results and step.multiplies:
+        lines.append(f"{made} = widely({made}, lambda given: {_wide(step).text.format('given')}, {given})")
+    if step.rounding == "either":
+        lines += [f"swapped({name}, {given})" for name in step.results]
+    return lines + [f"noted({name}, {step.rounds})" for name in step.results or step.operands[:1]]
 
 
 def function_of(program: Program, **disturbed: Callable[..., Any]) -> Callable[..., Any]:
@@ -213,8 +230,11 @@ def function_of(program: Program, **disturbed: Callable[..., Any]) -> Callable[.
 
 def widened(program: Program) -> Program:
     """The same computation in float64: casts to narrower floats become casts to it."""
-    steps = tuple(replace(step, text=_NARROW.sub("torch.float64", step.text)) for step in program.steps)
-    return replace(program, steps=steps)
+    return replace(program, steps=tuple(map(_wide, program.steps)))
+
+
+def _wide(step: Step) -> Step:
+    return replace(step, text=_NARROW.sub("torch.float64", step.text))
 
 
 def reproducer(program: Program, options: Mapping[str, Any], threads: int = 1, backend: Any = "ferrite") -> str:

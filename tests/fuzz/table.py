@@ -38,18 +38,21 @@ UNARY = (
     *_calls("a", "inexact", "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh"),
     *_calls("a", "inexact", "acosh atanh sigmoid erf erfc rsqrt lgamma digamma erfinv i0 sinc logit deg2rad"),
     *_calls("a", "inexact", "special.i0e special.i1 special.i1e special.ndtri special.log_ndtr special.entr"),
-    *_calls("f", "inexact", "functional.gelu functional.silu functional.softplus functional.mish functional.elu"),
-    *_calls("f", "inexact", "functional.selu functional.celu functional.logsigmoid functional.hardswish"),
+    *_calls("f", "inexact", "functional.gelu functional.silu functional.softplus functional.mish"),
+    # Of NaN, what eager's gradient is depends on whether the element is in a whole vector or in the rest; so for all
+    # that `nan_to_num` stands in.
+    *_rows("f", "inexact", *(f"functional.{name}({{0}}.nan_to_num())" for name in ("elu", "selu", "celu"))),
+    *_calls("f", "inexact", "functional.logsigmoid"),
+    *_rows("f", "inexact", "functional.hardswish({0}.nan_to_num())"),
     *_calls("f", "inexact", "functional.hardsigmoid functional.tanhshrink functional.softsign"),
     *_rows("f", "inexact", "functional.gelu({0}, approximate='tanh')", "torch.log({0}.abs() + 0.5)"),
     *_calls("a", "exact", "sqrt reciprocal square relu"),
     *_calls("n", "exact", "abs neg"),
-    # Of NaN, what eager's gradient is depends on whether the element is in a whole vector or in the rest.
     *_rows("n", "exact", "functional.relu6({0}.nan_to_num())"),
     *_calls("n", "exact", "functional.leaky_relu"),
-    *_rows("n", "exact", "functional.hardtanh({0}.nan_to_num())"),
-    *_calls("n", "exact", "functional.softshrink"),
-    *_calls("n", "jumps", "sign floor ceil round trunc nan_to_num sgn functional.hardshrink"),
+    *_rows("n", "exact", "functional.hardtanh({0}.nan_to_num())", "functional.softshrink({0}.nan_to_num())"),
+    *_calls("n", "jumps", "sign floor ceil round trunc nan_to_num sgn"),
+    *_rows("n", "jumps", "functional.hardshrink({0}.nan_to_num())"),
     *_rows(
         "f", "jumps", "torch.frac({0})", "functional.threshold({0}, <float>, <float>)", "torch.round({0}, decimals=1)"
     ),
@@ -89,8 +92,8 @@ COMPARE = (
     *_rows("ba", "exact", "torch.where({0}, {1}, <scalar>)", "torch.where({0}, <scalar>, {1})"),
     *_rows("ab", "exact", "{0}.masked_fill({1}, <int>)"),
     *_rows("n", "exact", "{0}.clamp(-1, 2)", "{0}.clamp(min=<int>)", "{0}.clamp(max=<scalar>)"),
-    *_rows("nnn", "exact", "torch.clamp({0}, {1}, {2})"),
-    *_rows("nn", "exact", "torch.clamp({0}, min={1})"),
+    *_rows("nnn", "either", "torch.clamp({0}, {1}, {2})"),
+    *_rows("nn", "either", "torch.clamp({0}, min={1})"),
     *_rows("a", "exact", "{0}.to(<dtype>)", "{0}.to(<dtype>)", "{0}.to(torch.float32)", "{0}.to(torch.bfloat16)"),
     *_rows("aa", "exact", "{0}.type_as({1})"),
     *_rows("aa", "jumps", "torch.isclose({0}, {1})"),
