@@ -172,7 +172,7 @@ def _adam(dtype: torch.dtype, rows: int) -> Any:
 
 
 def _transposed_add(dtype: torch.dtype, rows: int) -> Any:
-    """Memory gives and takes pieces of rows only, 1 KiB of one operand and 512 bytes of the other and of the result."""
+    """Memory gives and takes pieces of rows only, 1 KiB of one operand and 128 bytes of the other and of the result."""
 
     return lambda x, y: x + y.t(), (_x(dtype, rows, 2 * COLUMNS), _x(dtype, 2 * COLUMNS, rows))
 

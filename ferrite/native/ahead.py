@@ -4,8 +4,7 @@ next address is elsewhere. A load in lanes then asks for memory some elements af
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 
 from ferrite.loops.dtypes import i64
 from ferrite.loops.index import Axis, Index, coefficient_of, free_axes, holds_data, of_atom, product
@@ -14,8 +13,8 @@ from ferrite.loops.rewrite import apply_rules, can_raise, walk
 from ferrite.loops.shapes import linear
 from ferrite.native.builder import Value
 from ferrite.native.evaluate import Evaluator
-from ferrite.native.scope import Ask, Lanes, Scope
-from ferrite.schedule.shape import LARGE, always_read, is_large, reductions_in, smoothness
+from ferrite.native.scope import Ask, Scope
+from ferrite.schedule.shape import LARGE, Shape, always_read, is_large, reductions_in, smoothness
 
 PIECE_BYTES = range(1 << 10, 1 << 17)  # that are read one after the other, for which it pays to ask for the next ones
 SOON, EARLY = 2, 4  # rows before one that is looked up: for its lines, and for where its page is
@@ -23,6 +22,7 @@ FURTHER = 1 << 11  # bytes to what is asked for of one stream
 FEWEST_VECTORS = 8  # of a piece, if several are read together
 FAR = 1 << 20  # bytes of a buffer that the second cache does not hold
 CACHED = LARGE  # bytes of a buffer that the third cache may hold
+LINE = 64  # bytes
 FIRST_CACHE = 1 << 14  # bytes, half of it: what is needed only after more than that goes to the second one
 
 Ahead = dict[Load, list[Ask]]
@@ -133,46 +133,35 @@ def next_rows_across(loads: Iterable[Load], row: Axis, lane: Axis, count: int) -
     return {node: [Ask(step * count, 2)] for node, step in _with_steps(large, row, lane) if step}
 
 
-@dataclass(frozen=True)
-class Tile:
-    """What a row of the loop that writes a tile asks for: `start` is the place of its first line in the next tile of
-    `node`, `step` how far the line for the next lane is from there."""
-
-    node: Load
-    start: Value
-    step: Value
-
-    def ask(self, evaluator: Evaluator, vector: Lanes) -> None:
-        """A line for each vector."""
-        b = evaluator.b
-        base, dtype = evaluator.buffers[self.node.buffer], self.node.dtype
-        for way in range(vector.ways):
-            lane = b.mul(b.add(vector.base, way * vector.lanes), self.step)
-            b.prefetch(base, dtype, self.start, lane, 1, level=2)
-
-
 def next_tile(
-    evaluator: Evaluator, turned: Iterable[Load], tiles: Sequence[Axis], row: Axis, lane: Axis, lanes: int, scope: Scope
-) -> list[Tile]:
-    """Where tiles are turned in memory of their own (`tile.py`), the loop that writes one asks for what the next one
-    will turn. For each vector that it writes a line of it: as many rows as there are lanes have the lines of as many
-    rows of the other side, which are so wide. So memory reads while it writes. (Loops in C that add a transpose of
-    [16384, 2048], two threads: 17.3 ms without, 22 if what is turned next of the same tile is asked for, 15.1 so, 13.6
-    if also the next row of what needs no turning is.)"""
-    b, found = evaluator.b, []
-    for node in turned:
-        place = linear(node.index, node.buffer.strides)
-        step = coefficient_of(place, lane)
-        if step is None or holds_data(place):  # where data lead to one tile further on is not known yet
-            continue
-        axes = {axis: scope.position(axis) for axis in free_axes(place) if axis not in (row, lane)}
-        axes |= _one_further(evaluator, tiles, scope) | dict.fromkeys((row, lane), b.constant(i64, 0))
-        at = scope.position(row)
-        _, line = b.split(at, lanes)
-        first = b.add(evaluator.scalar_index(place, Scope(axes=axes)), b.sub(at, line))
-        apart = evaluator.scalar_index(step, scope)
-        found.append(Tile(node, b.add(first, b.mul(line, apart)), apart))
-    return found
+    evaluator: Evaluator,
+    turned: Iterable[Load],
+    along: Iterable[Load],
+    shape: Shape,
+    tiles: Sequence[Axis],
+    scope: Scope,
+) -> Callable[[Value, int], None]:
+    """Asks for vectors of the next tile, so many from a number on: of what is turned and of what is read along the
+    lanes, each in the order in which it lies. `tiles`: the loops around one. So memory reads while lanes are moved
+    about, and while results go past the caches. (Times are in `schedule/tile.py`.)"""
+    b, row, lane, lanes = evaluator.b, shape.outer[-1], shape.vector, shape.lanes(evaluator.b.target.vector_bytes)
+    assert lane is not None
+    further = _one_further(evaluator, tiles, scope)
+    wanted = [*((node, lane, row) for node in turned), *((node, row, lane) for node in along)]
+
+    def ask(first: Value, count: int) -> None:
+        for node, outer, inner in wanted:
+            place = linear(node.index, node.buffer.strides)
+            across = inner.extent.constant // lanes
+            down, start = b.split(first, across)
+            axes = {axis: scope.position(axis) for axis in free_axes(place) if axis not in (outer, inner)} | further
+            for number in range(0, count, max(LINE // (lanes * node.dtype.bytes), 1)):
+                axes[outer] = b.add(down, number // across)
+                axes[inner] = b.mul(b.add(start, number % across), lanes)
+                at = evaluator.scalar_index(place, Scope(axes=dict(axes)))
+                b.prefetch(evaluator.buffers[node.buffer], node.dtype, at, 0, lanes, level=2)
+
+    return ask
 
 
 def _one_further(evaluator: Evaluator, axes: Sequence[Axis], scope: Scope) -> dict[Axis, Value]:
@@ -187,27 +176,10 @@ def _one_further(evaluator: Evaluator, axes: Sequence[Axis], scope: Scope) -> di
     return {inner: b.select(is_over, 0, position), around[-1]: further}
 
 
-def following_rows(statements: Iterable[Statement], row: Axis, lane: Axis) -> Ahead:
-    """What the loop that writes a tile reads along the lanes in its next row, which is elsewhere."""
+def rows_apart(statements: Iterable[Statement], row: Axis, lane: Axis) -> list[Load]:
+    """What is read along the lanes, in rows that lie apart."""
     steps = _with_steps((node for part in statements for node in always_read(part)), row, lane)
-    return {node: [Ask(step)] for node, step in steps if step > lane.extent.constant}
-
-
-def rows_beside(
-    evaluator: Evaluator, loads: Iterable[Load], row: Axis, lane: Axis, lanes: int, square: Value, scope: Scope
-) -> None:
-    """While a tile is turned, square by square, as many vectors are asked for of what the loop that writes it will read
-    along the lanes: rows in their order. So memory has something to do while lanes are moved about. (Three of [16384,
-    2048]: 1.14 times as fast, of [2048, 2048]: 1.10.)"""
-    b, across = evaluator.b, lane.extent.constant // lanes  # vectors of a row
-    down, along = b.split(b.mul(square, lanes), across)
-    for node in loads:
-        place = linear(node.index, node.buffer.strides)
-        for number in range(lanes):
-            axes = {axis: scope.position(axis) for axis in free_axes(place) if axis not in (row, lane)}
-            axes |= {row: b.add(down, number // across), lane: b.mul(b.add(along, number % across), lanes)}
-            start = evaluator.scalar_index(place, Scope(axes=axes))
-            b.prefetch(evaluator.buffers[node.buffer], node.dtype, start, 0, lanes, level=2)
+    return [node for node, step in steps if step > lane.extent.constant]
 
 
 def further_on(statements: Iterable[Statement], lane: Axis) -> Ahead:

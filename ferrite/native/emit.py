@@ -14,7 +14,7 @@ the trees is made once in a process, not with each kernel. (A function for that 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -40,14 +40,13 @@ from ferrite.loops.nodes import Accumulate, Assert, Buffer, Expr, FoldScan, Load
 from ferrite.loops.rewrite import children, loaded_in
 from ferrite.loops.shapes import linear
 from ferrite.native.ahead import (
+    LINE,
     Ahead,
-    Tile,
-    following_rows,
     further_on,
     next_looked_up,
     next_rows,
     next_tile,
-    rows_beside,
+    rows_apart,
     together,
 )
 from ferrite.native.builder import Builder, Value, pointer, scalar
@@ -64,7 +63,6 @@ from ferrite.schedule.shape import Shape, are_independent, reductions_in, shape_
 
 STRETCH = 4096  # elements of a tree with one loop that make a unit: whole groups of vectors, which have up to 256
 COLUMNS = 256  # the same where loops around the lanes must run in order
-MOST_ROWS = 16  # of a square that is turned in registers
 ENOUGH_UNITS = 512  # for any number of threads
 GRAIN = 32_768  # elements for which a further thread pays
 
@@ -339,14 +337,11 @@ class _Work:
         whole = stop if groups.left == 0 else b.sub(stop, b.split(b.sub(stop, start), groups.size)[1])
         if groups.any:
             ahead = self._ahead(loop, shape, scope)
-            tiles = self._tiles_ahead(loop, shape, lanes, scope)
             with b.loop(start, whole, groups.size, surely=surely and groups.left == 0) as here:
                 here.next()
                 vector = Lanes(axis, here.index, lanes, groups.ways)
                 inside = scope.inner(axes={axis: here.index}, vector=vector, ahead=ahead)
                 inside.known.update(kept_values(self.evaluator, kept, start, vector))
-                for tile in tiles:
-                    tile.ask(self.evaluator, vector)
                 self._body(loop, inside)
         if groups.left != 0:
             with b.loop(whole, stop, lanes) as here:
@@ -370,8 +365,6 @@ class _Work:
             next_looked_up(self.evaluator, statements, made, outer[-1], axis, scope),
             next_rows(self.statements, statements, loop.axes, outer[-1]),
         )
-        if self._turned_for(loop):
-            return together(found, following_rows(statements, shape.outer[-1], axis))
         return found or self._further_on(loop, statements, axis)
 
     def _further_on(self, loop: Loop, statements: Sequence[Statement], axis: Axis) -> Ahead:
@@ -383,55 +376,58 @@ class _Work:
         asked = {buffer for part in loops for each in part.statements() for buffer in read_by(each)}
         return {node: asks for node, asks in further_on(statements, axis).items() if node.buffer not in asked}
 
-    def _tiles_ahead(self, loop: Loop, shape: Shape, lanes: int, scope: Scope) -> list[Tile]:
-        """What a loop that writes a tile asks for, for the next tile."""
-        turned = self._turned_for(loop)
-        if not turned:
-            return []
-        assert shape.vector is not None
-        return next_tile(self.evaluator, turned, self.loop.axes, shape.outer[-1], shape.vector, lanes, scope)
-
-    def _turned_for(self, loop: Loop) -> list[Load]:
-        """What is turned, in memory of its own, by loops beside this one that have the same axes."""
-        return [node for part in self._beside(loop) for node in self._shape(part).turned]
-
-    def _beside(self, loop: Loop) -> list[Loop]:
-        """Loops over the same axes, before and after."""
-        others = [part for part in self.loop.body if isinstance(part, Loop) and part is not loop and part.is_leaf]
-        return [part for part in others if part.axes == loop.axes]
-
-    def _read_beside(self, loop: Loop, row: Axis, lane: Axis, scope: Scope) -> list[Load]:
-        """What loops over the same axes read along the lanes, from memory, at places that are known here already."""
-        beside = [each for part in self._beside(loop) for each in part.statements()]
-        found = [node for node in following_rows(beside, row, lane) if node.buffer not in self.registers]
-        places = {node: linear(node.index, node.buffer.strides) for node in found}
-        known = (node for node, place in places.items() if scope.binds(free_axes(place) - {row, lane}))
-        return [node for node in known if not holds_data(places[node])]
-
     def _in_squares(self, loop: Loop, shape: Shape, scope: Scope) -> None:
-        """As many rows at once as there are lanes. What has gaps between lanes is read along the rows, and turned; all
-        of it that lies together first, before the next columns (large ones: 1.25 times as fast)."""
+        """As many rows at once as there are lanes. What has gaps between lanes is read along the rows, and turned.
+        Where results go past the caches, rows are written one square after the other; elsewhere all that lies together
+        is read before the next columns (large ones: 1.25 times as fast)."""
         b, row, column = self.b, shape.outer[-1], shape.vector
         assert column is not None
-        lanes = min(shape.lanes(b.target.vector_bytes), MOST_ROWS)
+        lanes, streamed = shape.lanes(b.target.vector_bytes), self.evaluator.streamed
+        # Lines that go past the caches are written at once.
+        ways = max((LINE // (lanes * buffer.dtype.bytes) for buffer in streamed), default=1)
+        ways = max(min(ways, column.extent.constant // lanes), 1)
         self._hoist(loop, scope, column)
-        later = self._read_beside(loop, row, column, scope)
-        with b.loop(0, column.extent.constant, lanes) as along:
-            along.next()
-            with b.loop(0, row.extent.constant, lanes) as down:
-                down.next()
-                squares = b.add(b.mul(along.index, row.extent.constant // lanes), down.index)
-                rows_beside(self.evaluator, later, row, column, lanes, b.split(squares, lanes)[0], scope)
-                vector = Lanes(column, along.index, lanes, 1)
-                rows = [
-                    scope.inner(axes={row: b.add(down.index, number), column: along.index}, vector=vector)
-                    for number in range(lanes)
-                ]
-                for node in shape.turned:
-                    for here, value in zip(rows, self._turned(node, column, lanes, rows[0]), strict=True):
-                        here.known[node] = value
-                for here in rows:
-                    self._body(loop, here)
+        ask = self._next_tile(loop, shape, scope)
+        steps = {row: lanes, column: ways * lanes}
+        first, second = (row, column) if streamed else (column, row)
+        with b.loop(0, first.extent.constant, steps[first]) as around:
+            around.next()
+            with b.loop(0, second.extent.constant, steps[second]) as inside:
+                inside.next()
+                if ask is not None:
+                    ask(b.add(b.mul(around.index, second.extent.constant // lanes), inside.index), ways * lanes)
+                at = {first: around.index, second: inside.index}
+                self._squares(loop, shape, ways, at[row], at[column], scope)
+
+    def _squares(self, loop: Loop, shape: Shape, ways: int, down: Value, along: Value, scope: Scope) -> None:
+        """So many side by side."""
+        b, row, column, lanes = self.b, shape.outer[-1], shape.vector, shape.lanes(self.b.target.vector_bytes)
+        assert column is not None
+        vector = Lanes(column, along, lanes, ways)
+        rows = [scope.inner(axes={row: b.add(down, number), column: along}, vector=vector) for number in range(lanes)]
+        starts = [scope.inner(axes={row: down, column: b.add(along, way * lanes)}) for way in range(ways)]
+        for node in shape.turned:
+            squares = [self._turned(node, column, lanes, start) for start in starts]
+            for here, *parts in zip(rows, *squares, strict=True):
+                here.known[node] = b.join_ways(parts)
+        for here in rows:
+            self._body(loop, here)
+
+    def _next_tile(self, loop: Loop, shape: Shape, scope: Scope) -> Callable[[Value, int], None] | None:
+        """What asks for the next tile: only where results go past the caches, and of places that are known here."""
+        tiles = [*(self.loop.axes if loop is not self.loop else ()), *shape.outer[:-1]]
+        if not self.evaluator.streamed or not tiles:
+            return None
+        row, column = shape.outer[-1], shape.vector
+        assert column is not None
+
+        def is_known(node: Load) -> bool:
+            place = linear(node.index, node.buffer.strides)
+            bound = scope.binds(free_axes(place) - {row, column})
+            return bound and not holds_data(place) and node.buffer not in self.registers
+
+        along = rows_apart([*loop.statements()], row, column)
+        return next_tile(self.evaluator, filter(is_known, shape.turned), filter(is_known, along), shape, tiles, scope)
 
     def _turned(self, node: Load, column: Axis, lanes: int, first: Scope) -> list[Value]:
         """The values of a load for each of the rows, which are neighbours in memory."""

@@ -22,6 +22,7 @@ from ferrite.schedule.arrange import Loop
 from ferrite.schedule.shape import Shape, is_large, shape_of, smoothness
 
 LONG_PIECE = 512  # bytes that are written one after the other
+TILE_PIECE = 128  # the same where rows of a tile are turned in registers (`schedule/tile.py` has the times)
 WIDTHS = (16, 32, 64)  # bytes that one instruction stores past the caches
 
 
@@ -30,7 +31,8 @@ def streamed_in(loop: Loop, target: Target) -> frozenset[Buffer]:
     if not target.is_x86:
         return frozenset()
     touched = {access.buffer for part in loop.statements() for access in accesses(part)}
-    turns = any(isinstance(part, Loop) and shape_of(part.axes, [*part.statements()]).turned for part in loop.body)
+    leaves = [loop] if loop.is_leaf else [part for part in loop.body if isinstance(part, Loop)]
+    turns = any(shape_of(leaf.axes, [*leaf.statements()]).turned for leaf in leaves)
     large = {buffer for buffer in touched if is_large(buffer, across=turns)}
     if not large:
         return frozenset()
@@ -55,7 +57,7 @@ def _in_long_pieces(store: Store, shape: Shape, around: Sequence[Axis], beside: 
     """`beside`: the loops that run in turn with the one that stores, which may write what follows."""
     lane, lanes = shape.vector, shape.lanes(target.vector_bytes)
     place, size = linear(store.index, store.buffer.strides), store.buffer.dtype.bytes
-    if lane is None or shape.turned or lane.extent.terms or smoothness(place, lane) != 2 or lanes * size not in WIDTHS:
+    if lane is None or lane.extent.terms or smoothness(place, lane) != 2 or lanes * size not in WIDTHS:
         return False
     rest = place - of_atom(lane)
     if rest.constant % lanes or any(coefficient % lanes for coefficient, _ in rest.terms):
@@ -66,7 +68,7 @@ def _in_long_pieces(store: Store, shape: Shape, around: Sequence[Axis], beside: 
         if step is None or step.terms or step.constant != piece or axis.extent.terms:
             break
         piece *= axis.extent.constant
-    return piece * size >= LONG_PIECE
+    return piece * size >= (TILE_PIECE if shape.turned else LONG_PIECE)
 
 
 def _side_by_side(buffer: Buffer, rest: Index, lane: Axis, beside: Sequence[Loop]) -> int:

@@ -34,6 +34,7 @@ QUICK = frozenset(("add", "sub", "mul", "neg", "abs", "fma", "minimum", "maximum
 QUICK |= {"eq", "ne", "lt", "le", "gt", "ge", "and_", "or_", "xor", "not_"}
 ONE_BY_ONE = frozenset(("div", "sqrt", "rsqrt"))  # a unit is busy with each vector: more at once do not help
 LONG_BODY, LONGEST_BODY = 16, 48  # operations: more of them need the registers for themselves
+MOST_ROWS = 16  # of a square that is turned in registers
 SQUARE = 32  # elements: every vector has so many or a part of them
 STORE_WEIGHT = 3  # a store with gaps costs more than a load with gaps
 LARGE = 1 << 25  # bytes of a buffer that no cache holds
@@ -57,7 +58,10 @@ class Shape:
     is_single: bool = False
 
     def lanes(self, vector_bytes: int) -> int:
-        return 1 if self.is_single else max(vector_bytes // self.width, 1)
+        if self.is_single:
+            return 1
+        lanes = max(vector_bytes // self.width, 1)
+        return min(lanes, MOST_ROWS) if self.turned else lanes
 
 
 def shape_of(axes: tuple[Axis, ...], body: Sequence[Statement]) -> Shape:

@@ -3,21 +3,18 @@
     for i, j in box(2048, 2048):                for i_block, j_block, i, j in box(64, 64, 32, 32):
         z[i, j] = x[i, j] + y[j, i]      ->         z[32*i_block + i, 32*j_block + j] = ...
 
-Where the tiles do not fit the box there are further nests, for the rows and the columns that are left. If what is
-written is large, tiles are larger, and what is read across is turned into memory of its own first:
+Where the tiles do not fit the box there are further nests, for the rows and the columns that are left.
 
-    for i_block, j_block, i, j in box(64, 16, 256, 128):
-        turned[i_block, j_block, 128*i + j] = y[128*j_block + j, 256*i_block + i]
-    for i_block, j_block, i, j in box(64, 16, 256, 128):
-        z[256*i_block + i, 128*j_block + j] = x[256*i_block + i, 128*j_block + j] + turned[i_block, j_block, 128*i + j]
-
-The nests share the loops over tiles, and `turned` is memory for one of them (`arrange`). So every line of memory is
-touched once, whole, and with its neighbours, and can be written past the caches. While one tile is written, the next
-one of `y` is asked for, and while it is turned, that of `x` (`native/ahead.py`). Two threads, f32, three of [16384,
-2048]: in tiles of 128 by 128 1.08 to 1.11 times as long, of 256 by 256 1.06, of 512 by 128 1.05, of 512 by 64 1.4; 19.6
-ms in tiles of which pieces were asked for as they were turned, 16.7 with the next tile, 14.6 with both. Turning and
-writing past the caches pay together, also where the third cache would hold what is written: three of [2048, 2048] take
-3.2 ms in squares, as long if turned first, 2.2 if written past the caches too; [8, 512, 512] turned 0.95, 1.2 and 0.48.
+A tile is turned in registers, square by square (`native/emit.py`). If what is written is large, it goes past the caches
+from there, and tiles are high and narrow: 1 KiB of memory that is read across, from which 32 rows are taken at once, as
+many pages as the processor has at hand; two lines of each row that is written. While a tile is turned, all lines of the
+next one are asked for, those that need no turning as well, in the order in which they lie (`native/ahead.py`). Loops in
+C, two threads, three of [16384, 2048], a copy of as many bytes in 9.1 ms: 9.4 in tiles of 256 by 32, 10.1 by 64, 11.4
+by 128; in tiles that are turned into memory of their own and then written 11.5, whatever their size; if lines are asked
+for in the order in which squares need them 13; with plain stores 20. (Kernels of ours, turned into memory of their own
+before, of the bandwidth of a copy: f32 plus a transpose 0.84, now 1.19; transposed 0.83, now 1.29; three of [2048,
+2048] 0.87, now 1.26; f64 0.84, now 1.14; [4096, 4096] of bf16 transposed 0.40, now 1.15. What has rows that are not
+whole lines is as it was.)
 
 Law: points of a nest of plain stores write to different places, so their order does not matter.
 """
@@ -27,10 +24,10 @@ from __future__ import annotations
 from ferrite.decisions import Decision
 from ferrite.loops.access import written_by
 from ferrite.loops.index import ZERO, Axis, Index, known_nonnegative, of_atom, product
-from ferrite.loops.nodes import Buffer, Expr, Load, Nest, Program, Statement, Store
-from ferrite.loops.rewrite import apply_rules, can_raise, fresh_name, names_in, substitute_axes
-from ferrite.loops.shapes import contiguous_strides, linear
-from ferrite.schedule.arrange import FEW_POINTS, LARGEST_TILE
+from ferrite.loops.nodes import Load, Nest, Program, Statement
+from ferrite.loops.rewrite import can_raise, fresh_name, names_in, substitute_axes
+from ferrite.loops.shapes import linear
+from ferrite.schedule.arrange import FEW_POINTS
 from ferrite.schedule.decided import Decided, Refusal, on, refused
 from ferrite.schedule.shape import (
     SQUARE,
@@ -44,7 +41,7 @@ from ferrite.schedule.shape import (
 )
 
 SIDE = SQUARE  # two cache lines of f32, and few enough rows for the first level of the TLB
-HEIGHTS, WIDTHS = (256, 128, 64), (128, 64)  # of tiles that are turned first
+HEIGHTS, WIDTH = (1024, 512, 256), 128  # bytes of large tiles, along what is read across and along what is written
 WASTE = 8  # at most one part in so many of an axis is left by tiles
 
 
@@ -62,18 +59,13 @@ def tile_transposes(program: Program, side: int = SIDE) -> Decided:
         return Decided(program, (refused("tile", on(program, nest.body), found),))
     rows, columns = found
     taken = names_in(program)
-    turned = _large_tile(nest, rows, columns)
-    height, width = turned or (side, side)
-    how = "turned in memory of their own" if turned else "which the cache holds"
+    large = _large_tile(nest, rows, columns, side)
+    height, width = large or (side, side)
+    how = "the next of which is asked for" if large else "which the cache holds"
     why = f"{columns.name} and {rows.name} both run along memory: tiles of {height} by {width}, {how}"
-    decisions = (Decision("tile", on(program, nest.body), True, why),)
-    nests = _tiles(nest, rows, columns, (height, width), taken)
-    kept: list[Buffer] = []
-    if turned is not None:
-        kept, *two = _in_two(nests[0], taken)
-        nests[:1] = two
-    local = (*program.locals, *kept)
-    return Decided(Program(program.name, program.sizes, program.parameters, local, tuple(nests)), decisions)
+    nests = tuple(_tiles(nest, rows, columns, (height, width), taken))
+    tiled = Program(program.name, program.sizes, program.parameters, program.locals, nests)
+    return Decided(tiled, (Decision("tile", on(program, nest.body), True, why),))
 
 
 def _crossed_axes(nest: Nest, side: int) -> tuple[Axis, Axis] | Refusal | None:
@@ -107,51 +99,33 @@ def _is_long(axis: Axis, side: int) -> bool:
     return bool(axis.extent.terms) or known_nonnegative(axis.extent - side - 1)
 
 
-def _large_tile(nest: Nest, rows: Axis, columns: Axis) -> tuple[int, int] | None:
-    """Height and width of tiles that are turned into memory of their own, if there are enough of them."""
-    if not all(is_large(buffer, across=True) for statement in nest.body for buffer in written_by(statement)):
-        return None
+def _large_tile(nest: Nest, rows: Axis, columns: Axis, side: int) -> tuple[int, int] | None:
+    """Height and width of tiles of what is large, if there are enough of them."""
+    stores = {buffer for statement in nest.body for buffer in written_by(statement)}
     loads = _across(nest, rows, columns)
-    bytes_of_each = sum(load.dtype.bytes for load in loads)
-    for width in WIDTHS:
-        for height in HEIGHTS:
-            if not loads or not (_fits(rows, height) and _fits(columns, width)):
-                continue
-            if height * width * bytes_of_each > LARGEST_TILE:
-                continue
-            others = product(axis.extent for axis in nest.axes if axis not in (rows, columns))
-            if known_nonnegative(others * (rows.extent // height) * (columns.extent // width) - FEW_POINTS):
-                return height, width
+    if not loads or not all(is_large(buffer, across=True) for buffer in stores):
+        return None
+    width = max(WIDTH // max(buffer.dtype.bytes for buffer in stores), side)
+    for length in HEIGHTS:
+        height = max(length // max(load.dtype.bytes for load in loads), side)
+        if not (_fits(rows, height) and _fits(columns, width)):
+            continue
+        others = product(axis.extent for axis in nest.axes if axis not in (rows, columns))
+        if known_nonnegative(others * (rows.extent // height) * (columns.extent // width) - FEW_POINTS):
+            return height, width
     return None
 
 
 def _across(nest: Nest, rows: Axis, columns: Axis) -> list[Load]:
     """Loads at every point that have gaps along the columns and none along the rows."""
-    written = {buffer for statement in nest.body for buffer in written_by(statement)}
     loads = dict.fromkeys(load for statement in nest.body for load in always_read(statement))
-    places = {load: linear(load.index, load.buffer.strides) for load in loads if load.buffer not in written}
+    places = {load: linear(load.index, load.buffer.strides) for load in loads}
     return [load for load, at in places.items() if smoothness(at, columns) == 0 and smoothness(at, rows) == 2]
 
 
 def _fits(axis: Axis, length: int) -> bool:
     extent = axis.extent
     return not extent.terms and extent.constant >= length and extent.constant % length * WASTE <= extent.constant
-
-
-def _in_two(whole: Nest, taken: set[str]) -> tuple[list[Buffer], Nest, Nest]:
-    """The nest over tiles as one that turns what is read across, and one that does the rest."""
-    *outer, row, column = whole.axes
-    loads = _across(whole, row, column)
-    sizes = (*(axis.extent for axis in outer), row.extent * column.extent)
-    place = (*map(of_atom, outer), of_atom(row) * column.extent + of_atom(column))
-    kept: list[Buffer] = []
-    for load in loads:
-        name = fresh_name("turned", taken)
-        taken.add(name)
-        kept.append(Buffer(name, load.dtype, sizes, contiguous_strides(sizes)))
-    stores = tuple(Store(buffer, place, load) for buffer, load in zip(kept, loads, strict=True))
-    places: dict[Expr, Expr] = {load: Load(buffer, place) for buffer, load in zip(kept, loads, strict=True)}
-    return kept, Nest(whole.axes, stores), apply_rules(whole, (places.get,))
 
 
 def _tiles(nest: Nest, rows: Axis, columns: Axis, tile: tuple[int, int], taken: set[str]) -> list[Nest]:

@@ -30,7 +30,8 @@ from tests.unit.test_native_kernels import Code, inputs
         ("y[i, j] = x[i, j]", 2048, "y: out(f32[{rows}, 4096].stride(4096, 1))", True),
         ("y[i, j] = x[i, j]", 2048, "y: out(f32[{rows}, 4096].stride(4097, 1))", False),  # not aligned
         ("y[i, j + 1] = x[i, j]", 2048, "y: out(f32[{rows}, 4096])", False),
-        ("y[i, j] = x[i, j]", 2048, "y: out(f32[{rows}, {columns}].stride(1, {rows}))", False),  # with gaps
+        ("y[i, j] = x[i, j]", 2048, "y: out(f32[{rows}, {columns}].stride(4096, 2))", False),  # with gaps
+        ("y[i, j] = x[i, j]", 2048, "y: out(f32[{rows}, {columns}].stride(1, {rows}))", True),  # x is turned
     ],
 )
 def test_which_stores_go_past_the_caches(body: str, columns: int, parameters: str, goes_past: bool) -> None:
@@ -151,36 +152,64 @@ def program(x: f32[256, 256], y: f32[256, 256], z: out(f32[256, 256])):
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
-def test_a_loop_that_writes_a_tile_asks_for_every_line_of_the_next_one(target: Target) -> None:
-    """What is asked for into the second cache is marked here instead: all tiles but the first, and one after the last.
-    Of what is read along the lanes every vector of a tile is asked for while that is turned, and the next row as it is
-    written."""
+def test_while_a_tile_is_turned_every_line_of_the_next_one_is_asked_for(target: Target) -> None:
+    """What is asked for is marked here instead: all tiles but the first, and one after the last."""
 
     def mark(
         self: Builder, base: Value, dtype: DType, offset: Any, distance: Any, count: int, *, level: int = 1
     ) -> None:
-        if level == 2:
-            self.store(self.constant(f32, -1.0), base, self.add(offset, distance))
+        assert level == 2
+        self.store(self.constant(f32, -1.0), base, self.add(offset, distance))
 
-    with mock.patch.object(shape, "LARGE_ACROSS", 1), mock.patch.multiple(tile, HEIGHTS=(64,), WIDTHS=(32,)):
+    with mock.patch.object(shape, "LARGE_ACROSS", 1), mock.patch.object(tile, "HEIGHTS", (256,)):
         program = tile.tile_transposes(parse_program(TRANSPOSED)).program
-        text = emit([program], target).text
         with mock.patch.object(Builder, "prefetch", mark):
             code = Code(program, target)
-    assert 0 < text.count("i32 0, i32 3, i32 1)") <= text.count("i32 0, i32 2, i32 1)")  # x, a row or half of it
-    x, z = np.zeros((256, 256), np.float32), np.zeros((256, 256), np.float32)
-    y = np.zeros((257, 256), np.float32)
-    assert code({}, {"x": x, "y": y[:256], "z": z}, 1) == 0
-    lanes = target.vector_bytes // 4
-    asked = np.zeros_like(y)
-    asked[:256, ::lanes] = -1.0
-    asked[:32, :64] = 0.0  # the first tile
-    # The one after the last: in rows that are not there, where the first columns of the next ones are.
-    asked.reshape(-1)[np.add.outer(np.arange(32) * 256 + 256, np.arange(0, 64, lanes)).reshape(-1)] = -1.0
-    assert np.array_equal(y, asked)
-    vectors = np.zeros_like(x)
-    vectors[:, ::lanes] = -1.0
-    assert np.array_equal(x, vectors)
+    x, y = np.zeros((320, 256), np.float32), np.zeros((257, 256), np.float32)
+    z = placed(np.zeros((256, 256), np.float32), 0)
+    assert code({}, {"x": x[:256], "y": y[:256], "z": z}, 1) == 0
+    in_y, in_x = np.zeros_like(y), np.zeros_like(x)
+    in_x[:256, ::16], in_y[:256, ::16] = -1.0, -1.0
+    in_x[:64, :32], in_y[:32, :64] = 0.0, 0.0  # the first tile
+    in_x[256:, :32:16] = -1.0  # the one after the last: in rows that are not there ...
+    in_y.reshape(-1)[np.add.outer(np.arange(1, 33) * 256, np.arange(0, 64, 16)).reshape(-1)] = -1.0  # ... or columns
+    assert np.array_equal(y, in_y)
+    assert np.array_equal(x, in_x)
+
+
+CROSSED = """
+def program({parameters}):
+    for i, j in box({rows}, {columns}):
+        {body}
+"""
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+@pytest.mark.parametrize(("rows", "columns"), [(256, 256), (530, 292), (96, 224), (1040, 64)])
+@pytest.mark.parametrize("dtype", ["f32", "f64", "bf16", "i8", "i64"])
+def test_tiles_of_any_size_give_the_values_of_the_oracle(dtype: str, rows: int, columns: int, target: Target) -> None:
+    """Copied, added, and two across into results of two types; wherever memory starts."""
+    across, along = f"{dtype}[{columns}, {rows}]", f"{dtype}[{rows}, {columns}]"
+    other = "f64" if dtype == "f32" else "f32"
+    for parameters, body in (
+        (f"x: {across}, z: out({along})", "z[i, j] = x[j, i]"),
+        (f"x: {across}, y: {along}, z: out({along})", "z[i, j] = y[i, j] + x[j, i]"),
+        (
+            f"x: {across}, y: {across}, w: out({other}[{rows}, {columns}]), z: out({along})",
+            f"z[i, j] = y[j, i] + x[j, i]\n        w[i, j] = {other}(x[j, i])",
+        ),
+    ):
+        text = CROSSED.format(parameters=parameters, rows=rows, columns=columns, body=body)
+        with mock.patch.object(shape, "LARGE_ACROSS", 1), mock.patch.object(tile, "FEW_POINTS", 1):
+            program = tile.tile_transposes(parse_program(text)).program
+            code = Code(program, target)
+        given = inputs(program, {}, 3, 0.0)
+        theirs = {name: each.copy() for name, each in given.items()}
+        oracle.run(program, {}, theirs)
+        for offset, threads in ((0, 1), (0, 3), (32, 2)):
+            ours = {name: placed(each, offset) for name, each in given.items()}
+            assert code({}, ours, threads) == 0
+            assert all(np.array_equal(ours[name], theirs[name], equal_nan=True) for name in ours)
 
 
 BESIDE = """

@@ -208,7 +208,8 @@ def program(x: f32[256, 130], y: out(f32[130, 256])):
     ]
 
 
-def test_large_tiles_are_turned_first() -> None:
+def test_large_tiles_are_high_and_narrow() -> None:
+    """1 KiB of what is read across, 128 bytes of what is written."""
     program = parse_program("""
 def program(x: f32[256, 514], z: f32[514, 256], y: out(f32[514, 256])):
     for i, j in box(514, 256):
@@ -217,20 +218,16 @@ def program(x: f32[256, 514], z: f32[514, 256], y: out(f32[514, 256])):
     with mock.patch.object(shape, "LARGE_ACROSS", 1):
         tiled = tile_transposes(program).program
     assert body_of(tiled) == [
-        "    turned = local(f32[8, 2, 8192])",
-        "    for i_block, j_block, i_1, j_1 in box(8, 2, 64, 128):",
-        "        turned[i_block, j_block, 128*i_1 + j_1] = x[j_1 + 128*j_block, i_1 + 64*i_block]",
-        "    for i_block, j_block, i_1, j_1 in box(8, 2, 64, 128):",
-        "        y[i_1 + 64*i_block, j_1 + 128*j_block] = turned[i_block, j_block, 128*i_1 + j_1]"
-        " + z[i_1 + 64*i_block, j_1 + 128*j_block]",
+        "    for i_block, j_block, i_1, j_1 in box(2, 8, 256, 32):",
+        "        y[i_1 + 256*i_block, j_1 + 32*j_block] = x[j_1 + 32*j_block, i_1 + 256*i_block]"
+        " + z[i_1 + 256*i_block, j_1 + 32*j_block]",
         "    for i_2, j in box(2, 256):",
         "        y[i_2 + 512, j] = x[j, i_2 + 512] + z[i_2 + 512, j]",
     ]
-    assert arrange(tiled).text().startswith("turned = row(8192)\nfor i_block, j_block in box(8, 2):\n")
 
 
-def test_small_tiles_that_are_turned_first_keep_every_bit() -> None:
-    tiny = mock.patch.multiple(tile, HEIGHTS=(2,), WIDTHS=(4, 2), FEW_POINTS=1)
+def test_high_and_narrow_tiles_keep_every_bit() -> None:
+    tiny = mock.patch.multiple(tile, HEIGHTS=(64, 16), WIDTH=8, FEW_POINTS=1)
     with tiny, mock.patch.object(shape, "LARGE_ACROSS", 0):
         assert_keeps_every_bit(lambda program: tile_transposes(program, side=2).program)
 
