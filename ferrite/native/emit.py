@@ -383,9 +383,11 @@ class _Work:
         b, row, column = self.b, shape.outer[-1], shape.vector
         assert column is not None
         lanes, streamed = shape.lanes(b.target.vector_bytes), self.evaluator.streamed
-        # Lines that go past the caches are written at once.
+        # Lines that go past the caches are written at once, if squares come out even.
         ways = max((LINE // (lanes * buffer.dtype.bytes) for buffer in streamed), default=1)
-        ways = max(min(ways, column.extent.constant // lanes), 1)
+        while ways > 1 and column.extent.constant % (ways * lanes):
+            ways //= 2
+        ways = max(ways, 1)
         self._hoist(loop, scope, column)
         ask = self._next_tile(loop, shape, scope)
         steps = {row: lanes, column: ways * lanes}
