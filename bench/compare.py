@@ -61,6 +61,7 @@ class Contender:
     job: Mapping[str, Any] = field(default_factory=dict)
     module: str = "bench.measure"
     environment: Mapping[str, str] = field(default_factory=dict)
+    root: Path = ROOT  # the tree that the child runs in: its bench, its ferrite
     missing: str = ""  # why it cannot run on this machine; it then keeps its row and is never started
 
 
@@ -381,7 +382,7 @@ def open_child(contender: Contender, plan: Plan, caches: Path) -> Iterator[Child
         with errors.open("w") as stderr:
             process = subprocess.Popen(
                 [sys.executable, "-m", contender.module],
-                cwd=ROOT,
+                cwd=contender.root,
                 env=environment,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -568,7 +569,7 @@ def interleave(
     result = Comparison(title, baseline, rounds, conditions, {case: tuple(calls) for case, calls in cases.items()})
     with progress(title, sum(map(len, cases.values())) * rounds) as watch:
         for case, calls in cases.items():
-            timers = {name: _Timer(call, warm_up, shortest, clock) for name, call in calls.items()}
+            timers = {name: Timer(call, warm_up, shortest, clock) for name, call in calls.items()}
             for number in range(rounds):
                 for name in order_of(list(timers), number):
                     watch.phase(f"{case}, {name}, round {number + 1}")
@@ -582,7 +583,7 @@ def interleave(
     return result
 
 
-class _Timer:
+class Timer:
     """Times one callable; warms up, and learns how many calls make a sample, before its first one."""
 
     def __init__(self, call: Callable[[], object], warm_up: int, shortest: float, clock: Callable[[], float]) -> None:

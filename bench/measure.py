@@ -235,10 +235,6 @@ def largest_difference(found: object, expected: object) -> float:
     return largest
 
 
-def _form(tensor: Any) -> str:
-    return f"{tensor.dtype} {tuple(tensor.shape)}"
-
-
 # --- memory -------------------------------------------------------------------------------------------------------
 
 

@@ -7,10 +7,13 @@ real child processes and look at everything but the times.
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from io import StringIO
 from itertools import pairwise, permutations
 from pathlib import Path
@@ -19,9 +22,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from bench import demo, first_call, measure, overhead, warm_call
+from bench import demo, first_call, measure, overhead, versus, warm_call
 from bench.compare import (
     CACHE_VARIABLES,
+    ROOT,
     Case,
     Comparison,
     Contender,
@@ -369,6 +373,9 @@ class Child:
             case "environment":
                 assert all(os.environ[name].startswith(job["caches"]) for name in job["names"])
                 return {"threads": float(os.environ["OMP_NUM_THREADS"])}
+            case "where":
+                import bench.measure
+                return {"own": float(bench.measure.__file__.startswith(job["root"]))}
 
     def turn(self, phase):
         return {"steady_call": 0.5}
@@ -409,6 +416,14 @@ def test_a_child_finds_its_caches_and_threads_in_its_environment(
     job = {"behave": "environment", "caches": str(tmp_path / "fresh"), "names": CACHE_VARIABLES}
     answer, _ = ask_start(child(**job), tmp_path / "fresh")
     assert answer == {"threads": 3.0}
+
+
+def test_a_child_imports_from_the_tree_of_its_contender(child: Callable[..., Contender], tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    shutil.copytree(ROOT / "bench", tree / "bench")
+    here = child(behave="where", root=str(tree.resolve()))
+    assert ask_start(here, tmp_path)[0] == {"own": 0.0}
+    assert ask_start(replace(here, root=tree), tmp_path)[0] == {"own": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -595,6 +610,32 @@ def test_no_verdict_without_numbers() -> None:
     kept, text = first_call.verdict(result, 1.15)
     assert not kept
     assert "no result" in text
+
+
+# --- versus -------------------------------------------------------------------------------------------------------
+
+
+def test_two_commits_are_checked_out_beside_the_same_benchmarks(tmp_path: Path) -> None:
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    if head.returncode:
+        pytest.skip("this tree is no git checkout: there are no commits to compare")
+    versus.check_out("HEAD", tmp_path)
+    assert (tmp_path / "ferrite" / "__init__.py").is_file()
+    assert (tmp_path / "bench" / "measure.py").read_text() == (ROOT / "bench" / "measure.py").read_text()
+    assert not (tmp_path / "tests").exists()
+
+
+def test_the_change_between_commits_is_a_geometric_mean() -> None:
+    result = make_comparison({versus.OLD: [1.0, 2.0, 4.0], versus.NEW: [1.1, 2.2, 4.4]}, "steady_call")
+    assert versus.changes(result) == {"steady_call": pytest.approx(1.1)}
+    assert versus.verdict(result, 1.02) == ["steady_call: 1.100x, at most 1.02x wanted"]
+    assert versus.verdict(result, 1.2) == []
+
+
+def test_a_commit_that_gives_no_result_is_told() -> None:
+    result = make_comparison({versus.OLD: [1.0]}, "steady_call")
+    result.cases = {"case": (versus.OLD, versus.NEW)}
+    assert versus.verdict(result, 1.02) == ["case: no ratio"]
 
 
 KEPT = {"dynamo": [1.0, 1.0, 9.0], "inductor": [5.0, 5.0, 45.0]}
