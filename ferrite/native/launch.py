@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import re
 from functools import cache
 from pathlib import Path
 
@@ -33,11 +32,23 @@ def _build() -> bytes:
 
 
 def _openmp() -> dict[str, int]:
-    """The entry points of the runtime that torch has loaded, so that both share one pool of threads."""
+    """The entry points of the OpenMP runtime that torch is bound to, so that both share one pool of threads.
+
+    A process may have loaded several: the wheel of scikit-learn, for one, brings a libgomp of its own. The dynamic
+    linker binds torch to the first definition in the global scope, else to the one among torch's own dependencies, and
+    `dlsym` searches these two in the same order.
+    """
+    names = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
+    for scope in (ctypes.CDLL(None), _torch()):
+        if all(hasattr(scope, name) for name in names):
+            return {name: ctypes.cast(getattr(scope, name), ctypes.c_void_p).value or 0 for name in names}
+    raise ToolFailed("no OpenMP runtime", ran="a search of the libraries that torch is linked with")
+
+
+def _torch() -> ctypes.CDLL | None:
+    """The library of torch that runs loops in parallel, if this process has loaded it."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         path = line.split(None, 5)[-1].strip()
-        if re.search(r"/lib(gomp|iomp5|omp)[-.\w]*\.so", path):
-            library = ctypes.CDLL(path)
-            names = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
-            return {name: ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in names}
-    raise ToolFailed("no OpenMP runtime", ran="a search of the libraries of this process")
+        if path.endswith("/libtorch_cpu.so"):
+            return ctypes.CDLL(path)
+    return None

@@ -84,6 +84,7 @@ ARROWS: dict[str, set[str]] = {
         "pipeline",
         "report",
     },
+    "registration": {"backend"},
     "bisection": {"backend", "graph", "passes", "report"},
     "__init__": {"artifact", "backend", "bisection", "cache", "carried", "errors", "extension", "options", "report"},
 }
@@ -97,6 +98,7 @@ KNOWS_REPORT = {
 }
 SEES_TORCH = {
     "backend",
+    "registration",
     "compilation",
     "failure",
     "bisection",
