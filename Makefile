@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 TEST_JOBS ?= $(shell $(PYTHON) -c "import os; print(min(os.cpu_count() or 1, 8))")
 
 .PHONY: demo test lint bench bench-kernels bench-models bench-overhead bench-warm flat-memory peak-memory conformance \
-	torture clean
+	outside torture clean
 
 demo: $(READY)
 	$(RUN) -m bench.demo
@@ -53,6 +53,11 @@ peak-memory: $(READY)
 # Every operator of PyTorch's own database against eager; FULL=1 for every sample and dtype.
 conformance: $(READY)
 	$(RUN) -m tests.ops $(if $(FULL),--full)
+
+# PyTorch's own tests with Ferrite as the backend; fetches their source from Debian if there is none (docs/conformance.md).
+outside: $(READY)
+	$(RUN) -m pip install --quiet --editable '.[outside]'
+	$(RUN) -m tests.outside --fetch
 
 # Everything that can happen to the cache on disk: damaged files, killed and racing processes, broken disks.
 torture: $(READY)

@@ -1,0 +1,77 @@
+"""Runs modules with a backend, each in a process of its own, and keeps the results below `results/outside`.
+
+What `aot_eager` does is measured once for a version of torch, and asked for again by `--fresh` only.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from .results import Result, read
+
+PROJECT = Path(__file__).resolve().parents[2]
+RESULTS = PROJECT / "results" / "outside"
+BASE = "aot_eager"
+NEEDED = ("expecttest", "hypothesis", "parameterized", "psutil", "scipy")  # the extra `outside` of the project
+
+
+@dataclass(frozen=True)
+class Run:
+    root: Path
+    seconds: float  # that a test may take
+    alone: bool = False  # each test in a process of its own
+
+    def base(self, module: str, fresh: bool) -> dict[str, Result]:
+        """What each test of a module does with `aot_eager`."""
+        place = RESULTS / f"{BASE}-{version('torch')}" / _file(module)
+        if fresh or not place.exists():
+            self._run(module, BASE, None, place)
+        return read(place)
+
+    def with_backend(self, module: str, backend: str, names: Iterable[str]) -> dict[str, Result]:
+        place = RESULTS / backend / _file(module)
+        self._run(module, backend, names, place)
+        return read(place)
+
+    def _run(self, module: str, backend: str, names: Iterable[str] | None, place: Path) -> None:
+        """The results appear at `place` when all are there. Raises `RuntimeError` if the module cannot be loaded."""
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="outside-") as folder:  # tests write where they are
+            out = place.with_suffix(".part")
+            out.write_bytes(b"")
+            words = [sys.executable, "-m", "tests.outside.child", self.root, module, backend, out]
+            words += ["--seconds", self.seconds]
+            if names is not None:
+                chosen = Path(folder, "names")
+                chosen.write_text("\n".join(names))
+                words += ["--only", chosen]
+            if self.alone:
+                words.append("--alone")
+            child = subprocess.run(
+                list(map(str, words)), cwd=folder, env=_environment(folder), capture_output=True, text=True
+            )
+            if child.returncode:
+                raise RuntimeError(f"{module} with {backend}: exit code {child.returncode}\n{child.stderr[-3000:]}")
+            out.replace(place)
+
+
+def _environment(folder: str) -> dict[str, str]:
+    """Draws are compared with eager's; graphs of one run are cached for that run."""
+    ours = {
+        "PYTHONPATH": os.pathsep.join([str(PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        "FERRITE_CACHE_DIR": str(Path(folder, "cache")),
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+        "FERRITE_FALLBACK_RANDOM": "1",
+    }
+    return {**os.environ, **ours}
+
+
+def _file(module: str) -> str:
+    return module.replace("/", ".") + ".jsonl"

@@ -1,0 +1,101 @@
+"""The runner of PyTorch's own tests: which tests it asks of a backend, and what becomes of those that crash or hang."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.outside import known, run
+from tests.outside.__main__ import Score, choose
+from tests.outside.results import Result, read, write
+from tests.outside.run import Run
+from tests.outside.source import find
+
+MODULE = """
+import os, time, unittest
+import torch
+from torch._dynamo.testing import CompileCounter
+from torch._inductor.utils import a_name_that_is_gone
+
+class Tests(unittest.TestCase):
+    def test_compiles(self):
+        f = torch.compile(lambda x: x.sin() + 1, backend="inductor")
+        torch.testing.assert_close(f(torch.ones(3)), torch.ones(3).sin() + 1)
+
+    def test_eager_only(self):
+        pass
+
+    def test_counts(self):
+        torch.compile(lambda x: x + 1, backend=CompileCounter())(torch.ones(2))
+
+    def test_fails(self):
+        torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
+        self.fail("as it does everywhere")
+
+    def test_crashes(self):
+        os.abort()
+
+    def test_hangs(self):
+        time.sleep(1000)
+
+    def test_ends_the_process(self):
+        raise SystemExit(0)
+"""
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "pytorch-v2.6.0" / "test" / "dynamo"
+    folder.mkdir(parents=True)
+    (folder / "test_small.py").write_text(MODULE)
+    monkeypatch.setattr(run, "RESULTS", tmp_path / "results")
+    return find(tmp_path)
+
+
+def test_a_module_is_run_to_its_end(source: Path) -> None:
+    runs = Run(source, seconds=15.0)
+    base = runs.base("dynamo/test_small", fresh=False)
+    said = {name.removeprefix("Tests.test_"): result.status for name, result in base.items()}
+    assert said == {
+        "compiles": "pass", "eager_only": "pass", "counts": "apart", "fails": "fail", "crashes": "crash",
+        "hangs": "hang", "ends_the_process": "fail",
+    }  # fmt: skip
+    assert "Abort" in base["Tests.test_crashes"].message
+    eligible = [name for name, result in base.items() if result.is_eligible]
+    assert eligible == ["Tests.test_compiles"]
+    results = runs.with_backend("dynamo/test_small", "ferrite", eligible)
+    assert [(result.test, result.status, result.graphs) for result in results.values()] == [(eligible[0], "pass", 1)]
+    assert not results[eligible[0]].warnings
+
+
+def test_a_module_that_cannot_be_loaded_is_trouble(source: Path) -> None:
+    with pytest.raises(RuntimeError, match="dynamo/test_nothing with aot_eager"):
+        Run(source, seconds=15.0).base("dynamo/test_nothing", fresh=False)
+
+
+def test_a_score_is_clean_without_failures_and_without_reasons_for_what_passes() -> None:
+    passed, failed = Result("T.one", "pass", graphs=1), Result("T.two", "fail", graphs=1)
+
+    def clean(result: Result, **reasons: str) -> bool:
+        named = {f"T.{name}": reason for name, reason in reasons.items()}
+        return Score("m", 2, 1, {result.test: result}, named).clean
+
+    assert clean(passed)
+    assert not clean(passed, one="a convention")
+    assert not clean(failed)
+    assert clean(failed, two="a convention")
+
+
+def test_lines_that_were_cut_short_are_left_out(tmp_path: Path) -> None:
+    place = tmp_path / "some.jsonl"
+    write(place, [Result("T.one", "pass")])
+    place.write_bytes(place.read_bytes() + b'{"test": "T.t')
+    assert list(read(place)) == ["T.one"]
+
+
+def test_every_known_reason_is_of_a_module_that_is_run() -> None:
+    for entry in known.load():
+        assert choose(entry.module) == [entry.module]
+        assert entry.reason
+        assert entry.tests
