@@ -107,7 +107,12 @@ def may_alias(node: Node) -> bool:
     return any(r.alias_info is not None for r in schema.returns) or schema.name in ("aten::reshape", "aten::contiguous")
 
 
-CALLED_WITH_OTHER_SHAPES = frozenset({"higher_order.associative_scan"})  # eager calls its body with slices stacked
+# Operators that call the graphs given to them with tensors of the traced shapes. All others may stack slices
+# (associative_scan) or call under a transform whose tensors have no memory of their own (the vmap of flex_attention).
+CALLS_AS_TRACED = frozenset({
+    "higher_order.cond", "higher_order.while_loop", "higher_order.while_loop_stack_output", "higher_order.scan",
+    "higher_order.map_impl", "higher_order.invoke_subgraph",
+})  # fmt: skip
 
 
 def why_in_eager(op: str) -> str:

@@ -35,7 +35,7 @@ from ferrite.loops.rewrite import Tree, can_raise, replace_buffers, walk
 from ferrite.loops.shapes import contiguous_strides
 from ferrite.lower.captured import (
     BREAKS_ITS_PROMISE,
-    CALLED_WITH_OTHER_SHAPES,
+    CALLS_AS_TRACED,
     KEEPS_ITS_PROMISE,
     is_empty,
     is_plain,
@@ -95,7 +95,8 @@ class _Shared:
 
     sizes: Sizes
     rules: Rules
-    functions: dict[int, Body] = field(default_factory=dict)  # by id of the graph module, which outlives this
+    # by id of the graph module, which outlives this, and whether it has kernels
+    functions: dict[tuple[int, bool], Body] = field(default_factory=dict)
     kernels: dict[Program, str] = field(default_factory=dict)  # canonical program -> its name
     constants: dict[str, Any] = field(default_factory=dict)
     constant_names: dict[int, str] = field(default_factory=dict)
@@ -162,7 +163,7 @@ class _Value:
     body: GraphModule | None = None  # a graph that an op calls: a function of the program once eager asks for it
     part: int | None = None
     is_view: bool = False
-    is_promised: bool = False  # an eager op made it, with the strides that tracing promised, or with others
+    is_promised: bool = False  # an eager op made or gave it, with the strides that tracing promised, or with others
     is_doubtful: bool = False  # its strides, and those of what follows from it, are known to eager only
     root: _Value | None = None  # whose memory a view shares
     seen: Tensor | None = None  # what that was when the view was made
@@ -206,9 +207,14 @@ class _OneGraph:
         shared: _Shared,
         marked: tuple[frozenset[int], frozenset[int], frozenset[int]] = (frozenset(), frozenset(), frozenset()),
         parts: Mapping[int, tuple[int, int]] | None = None,
+        *,
+        is_body: bool = False,
     ) -> None:
-        """`marked`: positions of inputs, for each mark in the order in which `Input` has them."""
+        """`marked`: positions of inputs, for each mark in the order in which `Input` has them. `is_body`: an operator
+        calls it, with tensors that may be laid out otherwise than in the trace: a slice of `scan` has the strides of
+        what it is a slice of."""
         self.module, self.shared, self.marked, self.parts = module, shared, marked, parts or {}
+        self.is_body = is_body
         self.inputs: list[Input] = []
         self.steps: list[Call | Launch] = []
         self.result: Any = None
@@ -267,7 +273,8 @@ class _OneGraph:
         if position in self.parts:
             first, length = self.parts[position]
             self.inputs[-1] = replace(self.inputs[-1], part=(self.inputs[first].name, length))
-        self.values[node] = self._on_host(node, node.name)
+        value = self.values[node] = self._on_host(node, node.name)
+        value.is_promised = self.is_body and value.tensor is not None
 
     def _attribute(self, node: Node) -> _Value:
         path = str(node.target)
@@ -718,6 +725,8 @@ class _OneGraph:
         target, source = (self.values[argument] for argument in node.args[:2])
         if not (_is_stored(target) and isinstance(source, _Value) and source.tensor is not None):
             raise Unsupported("a copy between values that are no plain tensors")
+        if target.is_promised:
+            raise Unsupported("a copy into memory whose strides are known to eager only")
         self._in_memory_as_promised(source)
         buffer: Buffer = target.tensor.body.buffer
         if not _is_dense(buffer):
@@ -899,18 +908,19 @@ def _is_dense(buffer: Buffer) -> bool:
 
 
 def _function(node: Node, owned: GraphModule, shared: _Shared) -> str:
-    """The name of the function that a child graph becomes. One that is called with other shapes than those that it was
-    traced with runs in eager: kernels are made for the shapes of the trace."""
-    known = shared.functions.get(id(owned))
+    """The name of the function that a child graph becomes. One that may be called with other shapes than those that it
+    was traced with runs in eager: kernels are made for the shapes of the trace."""
+    if not all(name_of(user.target) in CALLS_AS_TRACED for user in node.users):
+        shared = replace(shared, rules=EVERYTHING_IN_EAGER)
+    key = id(owned), shared.rules.use_rows
+    known = shared.functions.get(key)
     if known is not None:
         return known.name
-    if any(name_of(user.target) in CALLED_WITH_OTHER_SHAPES for user in node.users):
-        shared = replace(shared, rules=EVERYTHING_IN_EAGER)
-    one = _OneGraph(owned, shared)
+    one = _OneGraph(owned, shared, is_body=True)
     one.run()
     # After its own children, so that a function stands behind those that it calls.
     name = shared.fresh(_identifier(str(node.target)))
-    shared.functions[id(owned)] = one.body(name)
+    shared.functions[key] = one.body(name)
     return name
 
 

@@ -14,6 +14,7 @@ from torch._higher_order_ops.associative_scan import associative_scan
 from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
 from torch.fx import Graph
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 from torch.utils import _pytree as pytree
 
 import ferrite
@@ -335,3 +336,103 @@ def test_result_of_a_branch_that_is_its_input(body: str) -> None:
 
     with pytest.raises(RuntimeError):
         torch.compile(function, backend="ferrite", fullgraph=True)(torch.ones(3))
+
+
+# ---- bodies that are given other strides than those of their trace
+
+
+def scan_over(dim: int) -> Callable[..., Any]:
+    def along(x: Tensor, init: Tensor) -> Any:
+        return scan(lambda carry, part: (carry * 0.5 + part, (carry + part).exp()), init, x, dim=dim)
+
+    return along
+
+
+def map_over_slices(x: Tensor, w: Tensor) -> Any:
+    return map_over(lambda part, w: (part * w).sin() + part.flip(0), x, w)
+
+
+def cond_on_transposed_fft(x: Tensor, w: Tensor) -> Any:
+    """What the FFT gives lies otherwise than tracing says, where sizes are dynamic."""
+    spectrum = torch.fft.fft2(x.t()).real
+    return torch.cond(x.sum() > 0, lambda s: s.exp() + s.t().contiguous().t(), lambda s: s - 1, (spectrum,))
+
+
+STRIDED: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Tensor, Tensor]]]] = {
+    "scan_second": (scan_over(1), lambda: (torch.randn(3, 4, 5), torch.randn(3, 5))),
+    "scan_last": (scan_over(2), lambda: (torch.randn(3, 4, 5), torch.randn(3, 4))),
+    "scan_transposed": (scan_over(0), lambda: (torch.randn(4, 3, 5).transpose(1, 2), torch.randn(3, 5).t())),
+    "scan_of_one": (scan_over(1), lambda: (torch.randn(3, 1, 5), torch.randn(5, 3).t())),
+    "scan_expanded": (scan_over(0), lambda: (torch.randn(4, 3, 1).expand(4, 3, 5), torch.randn(3, 5))),
+    "map_transposed": (map_over_slices, lambda: (torch.randn(4, 3, 5).permute(2, 1, 0), torch.randn(3, 4))),
+    "map_stepped": (map_over_slices, lambda: (torch.randn(2, 4, 6)[:, :, ::2], torch.randn(6, 4)[::2].t())),
+    "cond_fft": (cond_on_transposed_fft, lambda: (torch.randn(4, 6), torch.randn(1))),
+}
+
+
+@pytest.mark.parametrize("options", [{}, {"host": "python"}], ids=["native", "python"])
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("name", STRIDED)
+def test_body_is_given_other_strides(name: str, dynamic: bool, options: dict[str, Any]) -> None:
+    function, make = STRIDED[name]
+    compare(function, *make(), dynamic=dynamic, options=options, exact=False)
+
+
+@pytest.mark.parametrize("name", ["scan_second", "map_transposed"])
+def test_body_is_given_other_strides_while_training(name: str) -> None:
+    function, make = STRIDED[name]
+    leaves = [leaf.requires_grad_() for leaf in make()]
+    compare(function, *leaves, training=True, exact=False)
+
+
+# ---- flex_attention: eager calls the graphs under vmap. PyTorch has no backward of it for the CPU.
+
+
+def causal(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    return query >= key
+
+
+def heads(length: int) -> list[Tensor]:
+    return [torch.randn(2, 4, length, 16) for _ in range(3)]
+
+
+def attend_with_bias(bias: Tensor, slope: Tensor) -> Callable[..., Tensor]:
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        def score(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            return s + bias[h] * (i - j) + torch.tanh(slope[b, h])
+
+        return flex_attention(query, key, value, score_mod=score, kernel_options={"BLOCK_M": 32})
+
+    return attend
+
+
+def attend_in_blocks(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    length = query.shape[2]
+    mask = create_block_mask(causal, None, None, length, length, device="cpu", BLOCK_SIZE=32)
+    return flex_attention(query, key, value, block_mask=mask)
+
+
+def attend_in_given_blocks(mask: BlockMask) -> Callable[..., Tensor]:
+    return lambda query, key, value: flex_attention(query, key, value, block_mask=mask, enable_gqa=False)
+
+
+FLEX: dict[str, Callable[[], Callable[..., Tensor]]] = {
+    "bias": lambda: attend_with_bias(torch.randn(4), torch.randn(2, 4)),
+    "blocks": lambda: attend_in_blocks,
+    "given blocks": lambda: attend_in_given_blocks(create_block_mask(causal, None, None, 64, 64, device="cpu")),
+}
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("name", FLEX)
+def test_flex_attention(name: str) -> None:
+    compare(FLEX[name](), *heads(64), exact=False)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_flex_attention_of_other_lengths() -> None:
+    attend = attend_with_bias(torch.randn(4), torch.randn(2, 4))
+    compiled = torch.compile(attend, backend="ferrite", dynamic=True, options=STRICT)
+    for length in (64, 96, 33):
+        inputs = heads(length)
+        torch.testing.assert_close(compiled(*inputs), attend(*inputs))
