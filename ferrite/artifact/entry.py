@@ -18,7 +18,7 @@ import msgspec
 
 from ferrite.artifact.compiled import Parcel
 
-FORMAT = 3
+FORMAT = 4
 
 
 class Wrapping(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

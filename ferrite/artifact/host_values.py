@@ -1,8 +1,9 @@
 """What every value of a host program is before it runs: its type, its sizes and strides, and whose memory it has.
 
-`infer` finds it in one of two ways. A program of known sizes has its ops run on tensors without memory. One with sizes
-that change goes by rules of its own, in which sizes are polynomials over the numbers that the program is given; what an
-op in eager gives there is known to be a tensor, and its sizes are asked of it when it exists, if somebody needs them.
+`infer` finds it in one of two ways. A program of known sizes has PyTorch's own ops run on tensors without memory; those
+of others are never run here, as they may do more than compute: the program says what they give. One with sizes that
+change goes by rules of its own, in which sizes are polynomials over the numbers that the program is given; what an op
+in eager gives there is known to be a tensor, and its sizes are asked of it when it exists, if somebody needs them.
 So does a program with functions that operators call: nobody knows beforehand how often they run, and what they give.
 
 Neither way looks at how the program is run: that is `native_host.py`.
@@ -21,7 +22,7 @@ from torch._ops import OpOverload
 
 from ferrite.errors import Malformed, Unsupported
 from ferrite.graph.names import resolve
-from ferrite.graph.text import read_type, split_type
+from ferrite.graph.text import read_type, read_types, split_type
 from ferrite.host.nodes import ALLOCATE, HOLD, PART, VIEWS, Call, HostProgram, Launch, Return
 from ferrite.loops import index as sizes_of_loops
 from ferrite.loops.index import Index, constant, divides, maximum, minimum, of_atom, product
@@ -196,20 +197,9 @@ class _Known:
             held = torch.empty_strided(meta.shape, strides, dtype=resolve(dtype.path), device="meta")
             values.tensors[call.result] = self._value(held, source.root, source.offset.constant)
             return
-        args, kwargs = filled((call.args, call.kwargs), self.meta)
-        if kwargs.get("device") is not None:
-            if torch.device(kwargs["device"]).type != "cpu":
-                raise Unsupported(f"a tensor on {kwargs['device']}")
-            kwargs["device"] = torch.device("meta")
-        try:
-            # While a graph is traced, rules in Python stand for some views, with other strides than eager's.
-            with torch._C._DisablePythonDispatcher():
-                made = resolve(call.target)(*args, **kwargs)
-        except Exception as error:
-            raise Unsupported(f"{call.target}, which does not say what it gives") from error
         if not call.target.startswith("aten."):
             values.escaped |= {values.tensors[name].root for name in names}
-        made = () if made is None else made
+        made = self._given(call) if call.gives else self._run(call, is_alone=not names)
         if isinstance(made, torch.Tensor):
             result = values.tensors[call.result] = self._shared(call.result, made, names)
             source = values.tensors[names[0]] if names else result
@@ -225,6 +215,31 @@ class _Known:
             values.several[call.result] = Several(tuple(parts))
         else:
             raise Unsupported(f"{call.target}, which gives no tensor")
+
+    @staticmethod
+    def _given(call: Call) -> Any:
+        """What an operator that is not run gives."""
+        parts = read_types(call.gives)
+        if parts is not None:
+            return parts
+        return () if call.gives == "None" else read_type(call.gives)
+
+    def _run(self, call: Call, *, is_alone: bool) -> Any:
+        """What an operator of PyTorch gives. `is_alone`: no operand is a tensor without memory."""
+        op = resolve(call.target)
+        if isinstance(op, OpOverload) and not op._schema.returns:
+            return ()
+        args, kwargs = filled((call.args, call.kwargs), self.meta)
+        if kwargs.get("device") is not None and torch.device(kwargs["device"]).type != "cpu":
+            raise Unsupported(f"a tensor on {kwargs['device']}")
+        if "device" in kwargs or is_alone:
+            kwargs["device"] = torch.device("meta")
+        try:
+            # While a graph is traced, rules in Python stand for some views, with other strides than eager's.
+            with torch._C._DisablePythonDispatcher():
+                return op(*args, **kwargs)
+        except Exception as error:
+            raise Unsupported(f"{call.target}, which does not say what it gives") from error
 
     def _shared(self, name: str, made: torch.Tensor, names: Sequence[str]) -> Value:
         """A result as a value: with memory of its own, or sharing that of one of its operands."""

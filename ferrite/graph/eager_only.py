@@ -20,6 +20,9 @@ from torch.fx import GraphModule, Node, map_arg
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves
 
+from ferrite.graph.effects import is_of_torch
+from ferrite.graph.values import fake_mode_of
+
 
 def reason_for_eager(module: Any) -> str | None:
     """Why this graph should run as it was captured; None if it should be compiled."""
@@ -87,7 +90,7 @@ def _is_refused_write(node: Node) -> bool:
         if any(_memory(target) in read for target in targets):
             return True
         plain = {key: value for key, value in node.kwargs.items() if key != "out"}
-        results = _results(node.target, node.args, plain)
+        results = _results(node, node.target, node.args, plain)
         return results is not None and [r.dtype for r in results] != [t.dtype for t in targets]
     name = _name(node)
     if not name.endswith("_") or name.endswith("__") or not node.args:
@@ -95,17 +98,18 @@ def _is_refused_write(node: Node) -> bool:
     target = _fakes(node.args[0])
     if not isinstance(target, torch.Tensor) or target.dtype.is_floating_point or target.dtype.is_complex:
         return False
-    results = _results(getattr(torch.Tensor, name[:-1], None), node.args, node.kwargs)
+    results = _results(node, getattr(torch.Tensor, name[:-1], None), node.args, node.kwargs)
     return results is not None and any(not torch.can_cast(r.dtype, target.dtype) for r in results)
 
 
-def _results(function: Any, args: Any, kwargs: Any) -> list[torch.Tensor] | None:
-    """What a function gives for the fakes of its arguments; None if it cannot be asked."""
+def _results(node: Node, function: Any, args: Any, kwargs: Any) -> list[torch.Tensor] | None:
+    """What a function gives for the fakes of its arguments; None if it cannot be asked: one of the user's is not called
+    for that."""
     given = _fakes((args, kwargs))
-    if not callable(function):
+    if not callable(function) or not is_of_torch(function):
         return None
     try:
-        with torch.no_grad():
+        with torch.no_grad(), fake_mode_of(node.graph):
             made = function(*given[0], **given[1])
     except Exception:
         return None  # then tracing meets the same error, and tells it better

@@ -14,6 +14,7 @@ from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch.fx import GraphModule, Node
 
 from ferrite.graph.arguments import bind, kind, nodes_in
+from ferrite.graph.names import OF_TORCH
 from ferrite.graph.query import attribute, written_arguments
 
 _WRITING_OPERATORS = frozenset({
@@ -88,6 +89,14 @@ def _function_changes_mode(target: Any) -> bool:
     if name in _MODE_NAMES:
         return True
     return kind_of_module(target) != "operator" and any(word in name for word in _MODE_WORDS)
+
+
+def is_of_torch(target: Any) -> bool:
+    """Whether a call runs nothing of the user's: no operator of another library, no function from elsewhere. Operators
+    that call graphs are PyTorch's; what the graphs call is asked of them."""
+    if isinstance(target, (OpOverload, OpOverloadPacket)):
+        return str(target).startswith(OF_TORCH)
+    return kind_of_module(target) in ("torch", "operator", "math", "builtins")
 
 
 @functools.lru_cache(maxsize=4096)

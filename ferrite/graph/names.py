@@ -22,6 +22,7 @@ import torch
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
 _MODULES = ("operator", "math", "builtins", "torch", "torch.nn.functional")
+OF_TORCH = ("aten.", "prims.", "mkldnn.", "operator.")  # names of what computes, and does nothing else
 _ATOMS = (torch.dtype, torch.layout, torch.memory_format)
 
 

@@ -155,6 +155,15 @@ def read_type(text: str) -> torch.Tensor:
         raise Unsupported(f"a value that is {text}") from error
 
 
+def read_types(text: str) -> list[torch.Tensor | None] | None:
+    """The parts of what gives several tensors, or None in the place of one; None for what is no list of them."""
+    match ast.parse(text, mode="eval").body:
+        case ast.List(elts=parts):
+            written = [ast.unparse(part) for part in parts]
+            return [None if part == "None" else read_type(part) for part in written]
+    return None
+
+
 def split_type(text: str) -> tuple[torch.dtype, list[ast.expr], list[ast.expr] | None]:
     """A tensor's dtype, its sizes, and its strides if they are written. Raises `Unsupported` for any other value."""
     try:

@@ -65,7 +65,11 @@ def _check_steps(program: HostProgram, kernels: Taken, outer: set[str]) -> None:
     for step in program.steps:
         match step:
             case Call():
-                if not _is_path(step.target) or not _is_line(step.source) or not all(map(_is_name, step.kwargs)):
+                if (
+                    not _is_path(step.target)
+                    or not all(map(_is_line, (step.source, step.gives)))
+                    or not all(map(_is_name, step.kwargs))
+                ):
                     raise _refusal(program, f"a call of {step.target!r}")
                 if not _is_name(step.result) or step.result in known:
                     raise _refusal(program, f"{step.result!r} is made twice")

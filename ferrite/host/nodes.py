@@ -49,9 +49,11 @@ class Constant:
 
 @dataclass(frozen=True)
 class Call:
-    """Call an operator or a Python function in eager.
+    """Call an operator or a Python function in eager. `gives`: the type of its result in the trace, if the operator is
+    none of PyTorch's own.
 
     text:   mm = aten.mm.default(x, w)  # model.py:41
+            pieces: [f32[8, 4], None] = library.pieces.default(x)  # model.py:42
     """
 
     result: str
@@ -59,6 +61,7 @@ class Call:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     source: str = ""
+    gives: str = ""
 
 
 @dataclass(frozen=True)

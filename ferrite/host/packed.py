@@ -2,7 +2,7 @@
 
 A step starts with what it is, a value that is no number or text with what it is made of:
 
-    ["call", "mm", "aten.mm.default", [["ref", "x"], ["ref", "w"]], {}, "model.py:41"]
+    ["call", "mm", "aten.mm.default", [["ref", "x"], ["ref", "w"]], {}, "model.py:41", ""]
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ def _pack_step(step: Step) -> Packed:
     match step:
         case Call():
             kwargs = {name: pack_value(value) for name, value in step.kwargs.items()}
-            return ["call", step.result, step.target, [pack_value(value) for value in step.args], kwargs, step.source]
+            args = [pack_value(value) for value in step.args]
+            return ["call", step.result, step.target, args, kwargs, step.source, step.gives]
         case Launch():
             origins = [[origin.op, origin.line, origin.message] for origin in step.origins]
             sizes = [pack_value(size) for size in step.sizes]
@@ -69,9 +70,9 @@ def _pack_step(step: Step) -> Packed:
 
 def _unpack_step(packed: Packed, lines: Mapping[str, str]) -> Step:
     match packed:
-        case ["call", result, target, args, kwargs, source]:
+        case ["call", result, target, args, kwargs, source, gives]:
             named = {name: _unpack_value(value) for name, value in kwargs.items()}
-            return Call(result, target, tuple(map(_unpack_value, args)), named, _now(source, lines))
+            return Call(result, target, tuple(map(_unpack_value, args)), named, _now(source, lines), gives)
         case ["launch", kernel, buffers, sizes, source, origins, ops]:
             known = tuple(Origin(op, lines.get(line, line), message) for op, line, message in origins)
             given = tuple(map(_unpack_value, sizes))

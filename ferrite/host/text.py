@@ -43,7 +43,8 @@ def show_input(entry: Input) -> str:
 def show_step(step: Step) -> str:
     match step:
         case Call():
-            text = f"{step.result} = {show_call(step.target, step.args, step.kwargs, lambda named: named.path)}"
+            result = f"{step.result}: {step.gives}" if step.gives else step.result
+            text = f"{result} = {show_call(step.target, step.args, step.kwargs, lambda named: named.path)}"
             return f"{text}  # {step.source}" if step.source else text
         case Launch():
             text = f"{step.kernel}({', '.join((*step.buffers, *map(show, step.sizes)))})"
@@ -113,10 +114,14 @@ def _parse_input(argument: ast.arg, lines: list[str]) -> Input:
 
 def _parse_step(statement: ast.stmt, lines: list[str], known: set[str], kernels: Mapping[str, Program]) -> Step:
     match statement:
-        case ast.Assign(targets=[ast.Name(id=result)], value=ast.Call(func=func, args=args, keywords=words)):
+        case (
+            ast.Assign(targets=[ast.Name(id=result)], value=ast.Call(func=func, args=args, keywords=words))
+            | ast.AnnAssign(target=ast.Name(id=result), value=ast.Call(func=func, args=args, keywords=words))
+        ):
+            gives = _source(statement.annotation, lines) if isinstance(statement, ast.AnnAssign) else ""
             values = tuple(read(arg, known.__contains__) for arg in args)
             named: dict[str, Any] = {str(word.arg): read(word.value, known.__contains__) for word in words}
-            return Call(result, dotted(func), values, named, _remark(statement, lines))
+            return Call(result, dotted(func), values, named, _remark(statement, lines), gives)
         case ast.Expr(value=ast.Call(func=ast.Name(id=kernel), args=args)) if kernel in kernels:
             split = len(kernels[kernel].parameters)
             sizes = tuple(read(arg, known.__contains__) for arg in args[split:])

@@ -20,7 +20,7 @@ from torch.fx import GraphModule, Node
 
 from ferrite.decisions import Decision
 from ferrite.errors import Unsupported
-from ferrite.graph.names import name_of
+from ferrite.graph.names import OF_TORCH, name_of
 from ferrite.graph.pattern.lowering import lowering_of
 from ferrite.graph.query import attribute, bytes_of_tensor, family, source_line, source_place, written_arguments
 from ferrite.graph.strides import REALISED
@@ -408,7 +408,8 @@ class _OneGraph:
             # A function that only this process knows: it is a constant, called through a function with a name.
             args = (Ref(_constant("_function", node.target, self.shared)), *args)
             target = "ferrite.host.calls.call"
-        self.steps.append(Call(node.name, target, args, kwargs, source_place(node)))
+        gives = "" if target.startswith(OF_TORCH) else show_type(node.meta.get("val"))
+        self.steps.append(Call(node.name, target, args, kwargs, source_place(node), gives))
         if (flops := flops_of(node)) is not None:
             self.flops[node.name] = flops
         written = (self.values.get(argument) for argument in written_arguments(node))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph
 
+import ferrite
 from ferrite import pipeline
 from tests.behaviour.compare import STRICT, compare, equal
 
@@ -275,6 +276,107 @@ def test_effectful_custom_ops_run_once_each_in_order() -> None:
     finally:
         if hasattr(handle, "destroy"):
             handle.destroy()
+
+
+# Compiling runs nothing of the user's but what tracing runs, which is what aot_eager runs.
+
+RUNS = torch.library.Library("behaviour_runs", "FRAGMENT")
+
+
+def _run(name: str, result: Any = None) -> Any:
+    EVENTS.append(name)
+    return result
+
+
+for _schema, _kernel in {
+    "tick(int n) -> ()": lambda n: _run("tick"),
+    "ends(Tensor x) -> Tensor[]": lambda x: _run("ends", [x[:1] + 0, x[1:] + 1]),
+    "both(Tensor x) -> (Tensor, Tensor)": lambda x: _run("both", (x + 1, x.t() * 2)),
+}.items():
+    RUNS.define(_schema)
+    RUNS.impl(_schema.partition("(")[0], _kernel, "CompositeExplicitAutograd")
+runs = torch.ops.behaviour_runs
+
+
+def with_tick(x: Tensor) -> Tensor:
+    runs.tick(7)
+    return x + 1
+
+
+WITH_RUNS: dict[str, Any] = {
+    "tick": with_tick,
+    "ends": lambda x: runs.ends(x)[1].exp() * 2,
+    "both": lambda x: runs.both(x)[1].exp() + runs.both(x)[0].t(),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("name", WITH_RUNS)
+def test_compiling_runs_no_custom_op(name: str, dynamic: bool) -> None:
+    from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
+
+    handle = _register_effectful_op(runs.tick.default, _EffectType.ORDERED)
+    counts = {}
+    try:
+        for backend, options in (("aot_eager", None), ("ferrite", STRICT | {"cache": "off"})):
+            torch._dynamo.reset()
+            compiled = torch.compile(WITH_RUNS[name], backend=backend, fullgraph=True, dynamic=dynamic, options=options)
+            x = torch.arange(9.0).view(3, 3)
+            EVENTS.clear()
+            given = compiled(x)
+            counts[backend] = len(EVENTS), given
+            torch.testing.assert_close(given, WITH_RUNS[name](x))
+        assert counts["ferrite"][0] == counts["aot_eager"][0]
+    finally:
+        if hasattr(handle, "destroy"):
+            handle.destroy()
+
+
+def test_compiling_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    """An effect among PyTorch's own operators."""
+
+    def function(x: Tensor) -> Tensor:
+        torch.ops.aten._print("told")
+        return x + 1
+
+    told = {}
+    for backend in ("aot_eager", "ferrite"):
+        torch._dynamo.reset()
+        capfd.readouterr()
+        torch.compile(function, backend=backend, fullgraph=True)(torch.ones(2))
+        told[backend] = capfd.readouterr().out.split()
+    assert told["ferrite"] == told["aot_eager"]
+
+
+def counted_double(x: Tensor) -> Tensor:
+    if not isinstance(x, torch._subclasses.FakeTensor):
+        EVENTS.append("double")
+    return x * 2
+
+
+def test_compiling_runs_no_function_that_a_pass_inserted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def use_it(graph: Graph) -> int:
+        for node in graph.find_nodes(op="call_function", target=torch.ops.aten.sin.default):
+            node.target = counted_double
+        return 1
+
+    monkeypatch.setattr(pipeline, "POST_GRAD", (use_it, *pipeline.POST_GRAD))
+    compiled = torch.compile(lambda x: x.sin() + 1, backend="ferrite", options=STRICT | {"cache": "off"})
+    EVENTS.clear()
+    assert equal(compiled(torch.ones(3)), torch.full((3,), 3.0))
+    assert EVENTS == ["double"]
+
+
+def test_numeric_check_runs_no_custom_op() -> None:
+    options = {"numeric_check": {"pre_grad": {}}, "strict": True}
+    compiled = torch.compile(lambda x: scale(x) + 1, backend="ferrite", options=options)
+    EVENTS.clear()
+    compiled(torch.ones(3))
+    assert EVENTS == ["scale"]
+    record = ferrite.last_record()
+    assert record is not None
+    (said,) = [entry.reason for entry in record.decisions if entry.what == "numeric_check"]
+    assert said == "not checked: behaviour.scale.default may do more than compute"
 
 
 def test_python_print_breaks_the_graph_and_prints(capfd: pytest.CaptureFixture[str]) -> None:
