@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from ferrite.errors import Unsupported
 from ferrite.graph.names import name_of
@@ -97,6 +98,13 @@ def is_static(fake: torch.Tensor) -> bool:
 def is_size_arithmetic(node: Node) -> bool:
     name = name_of(node.target) or ""
     return name.startswith(("operator.", "math.", "builtins.", "torch.sym_", "aten.sym_"))
+
+
+def is_of_data(fake: Any) -> bool:
+    """A number that the run finds in its data, or that is made of one. ShapeEnv may know an expression that is no
+    longer one: what it has come to believe is not asked."""
+    is_symbolic = isinstance(fake, (torch.SymInt, torch.SymFloat, torch.SymBool))
+    return is_symbolic and bool(free_unbacked_symbols(fake.node._expr))
 
 
 def may_alias(node: Node) -> bool:

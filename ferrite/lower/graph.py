@@ -38,6 +38,7 @@ from ferrite.lower.captured import (
     CALLS_AS_TRACED,
     KEEPS_ITS_PROMISE,
     is_empty,
+    is_of_data,
     is_plain,
     is_size_arithmetic,
     is_static,
@@ -229,6 +230,7 @@ class _OneGraph:
         self.about: dict[str, int] = {}  # name -> bytes
         self.flops: dict[str, int] = {}  # by the result of a call
         self.lazy_readers: defaultdict[str, list[_Value]] = defaultdict(list)  # name -> expressions that read it
+        self.of_data: set[Node] = set()  # sizes that only the run knows, and what is made of them
         self.draws = 0
         self.seeds = ""
         pads = shared.rules.use_rows and shared.rules.padding
@@ -295,6 +297,8 @@ class _OneGraph:
             return value
         self._exists(value, name)
         self.host_sizes.learn(name, fake)
+        if is_of_data(fake):
+            self.of_data.add(node)
         if is_plain(fake):
             try:
                 value.tensor = of_buffer(self._buffer(name, fake))
@@ -385,7 +389,12 @@ class _OneGraph:
         self._eager(node)
 
     def _symbolic(self, node: Node) -> bool:
-        """Arithmetic on sizes is done in our own algebra and computed on the host when something asks for it."""
+        """Arithmetic on sizes is done in our own algebra and computed on the host when something asks for it. But that
+        reads a size from data as tracing believes it to be, and believes it because of an assert: so what is made of
+        such a size is computed of the number that is there, or the assert would compare a belief with itself."""
+        if self._is_made_of_data(node):
+            self._call_on_host(node)
+            return True
         if not isinstance(node.meta.get("val"), torch.SymInt):
             return False
         if node.meta.get("unbacked_bindings") or not is_size_arithmetic(node):
@@ -395,6 +404,21 @@ class _OneGraph:
             return False
         self.values[node] = extent
         return True
+
+    def _is_made_of_data(self, node: Node) -> bool:
+        """Whether arithmetic on sizes starts from one that only the run knows."""
+        if not is_size_arithmetic(node) or node.target is operator.getitem:
+            return False
+        return is_of_data(node.meta.get("val")) or any(source in self.of_data for source in node.all_input_nodes)
+
+    def _call_on_host(self, node: Node) -> None:
+        """Arithmetic on numbers that exist on the host."""
+        args, kwargs = self._host_value(node.args), self._host_value(node.kwargs)
+        self.steps.append(Call(node.name, str(name_of(node.target)), args, kwargs, source_place(node)))
+        value = self.values[node] = _Value(node, node.name)
+        self.of_data.add(node)
+        self._exists(value, node.name)
+        self.host_sizes.learn(node.name, value.fake)
 
     def _eager(self, node: Node) -> None:
         """Run the op itself, on values that exist on the host."""
@@ -590,6 +614,8 @@ class _OneGraph:
                 fake = argument.meta.get("val")
                 if isinstance(fake, torch.SymInt):
                     return self.shared.sizes.index(fake)
+                if isinstance(fake, int):
+                    return fake
                 raise Unsupported(f"an argument that is {show_type(fake)}")
             return value if isinstance(value, Index) else tuple(self._up_to_date(part).tensor for part in value)
         if isinstance(argument, (list, tuple)):

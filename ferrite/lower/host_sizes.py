@@ -32,6 +32,9 @@ class HostSizes:
                     self._learn(extent, name, dim)
 
     def _learn(self, extent: torch.SymInt, name: str, dim: int | None) -> None:
+        """Only of what is the symbol itself, whatever else is known to be equal to it."""
+        if not extent.node._expr.is_symbol:
+            return
         try:
             atom = _only_size(self._sizes.index(extent))
         except Unsupported:
