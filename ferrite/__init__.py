@@ -59,9 +59,9 @@ def compile(
 
     if model is None:
         return lambda function: compile(function, fullgraph=fullgraph, dynamic=dynamic, mode=mode, **options)
-    from ferrite.options import Options, resolve
+    from ferrite.backend import chosen_options
 
-    resolve(Options(), mode, options)  # a misspelt option is an error here, not at the first call
+    chosen_options(mode, options)  # what means nothing is an error here, not at the first call
     return torch.compile(
         model, backend="ferrite", fullgraph=fullgraph, dynamic=dynamic, mode=mode, options=options or None
     )

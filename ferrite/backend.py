@@ -7,7 +7,7 @@ process that finds its graphs in the cache has its first result sooner.
 What fails stays local (Note [Falling back]): a pass is left out, a graph runs as captured, a capture runs in eager;
 each is recorded and logged once. Under `strict` it is a `FerriteError` instead.
 
-State that lives here: the options of the environment, read at import; the counter of graph ids; the latest records.
+State that lives here: the counter of graph ids; the latest records.
 """
 
 # Note [Falling back]
@@ -42,7 +42,7 @@ from ferrite.graph.eager_only import reason_for_eager
 from ferrite.graph.query import family
 from ferrite.graph.snapshot import restore, take
 from ferrite.interface import compile_shaped
-from ferrite.options import Options, from_environment, resolve
+from ferrite.options import Options, check_folders, from_environment, resolve
 from ferrite.report import trace, watch
 from ferrite.report.record import Record
 
@@ -54,7 +54,6 @@ log = logging.getLogger(__name__)
 _PASS_THROUGH = (ShortenTraceback, SkipFrame, RestartAnalysis, *exceptions_allowed_to_be_fallback)
 _SUPPORTED_DEVICES = frozenset({"cpu", "meta"})
 
-_environment = from_environment(os.environ)
 _graph_ids = itertools.count()
 _records: deque[Record] = deque(maxlen=64)
 
@@ -67,12 +66,19 @@ def compile(
     mode: str | None = None,
 ) -> Callable[..., Any]:
     """What `torch.compile(..., backend="ferrite")` calls with each captured graph. Also callable with any FX graph."""
-    chosen = resolve(_environment, mode, options)
-    if chosen.names_passes:
+    chosen = chosen_options(mode, options)
+    return compile_shaped(gm, example_inputs, functools.partial(_compile_captured, options=chosen))
+
+
+def chosen_options(mode: str | None, options: Mapping[str, Any] | None) -> Options:
+    """What the environment says, with what the user asks for on top; raises RuntimeError for what means nothing."""
+    chosen = resolve(from_environment(os.environ), mode, options)
+    check_folders(chosen)
+    if chosen.has_words:
         from ferrite.pipeline import check_options
 
         check_options(chosen)
-    return compile_shaped(gm, example_inputs, functools.partial(_compile_captured, options=chosen))
+    return chosen
 
 
 def reset() -> None:

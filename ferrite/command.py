@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return int(asked.run(asked, console))
     except BrokenPipeError:  # whoever reads this has seen enough
         return 0
-    except (BrokenCache, OSError) as error:
+    except (BrokenCache, OSError, RuntimeError) as error:  # RuntimeError: of a variable that means nothing
         why = error.why or error.title if isinstance(error, BrokenCache) else error
         print(f"ferrite cache: {why}", file=sys.stderr)
         return 2

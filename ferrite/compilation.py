@@ -26,7 +26,7 @@ from ferrite import caching, pipeline
 from ferrite.artifact.compiled import CompiledGraph
 from ferrite.artifact.direct import direct
 from ferrite.collection import without_collection
-from ferrite.errors import CompileFault, Unsupported, UserFault
+from ferrite.errors import CompileFault, Unsupported, UserFault, unknown
 from ferrite.failure import FerriteError
 from ferrite.graph.decompose import decomposition_table
 from ferrite.graph.query import family
@@ -50,6 +50,7 @@ class Compilation:
         self.record = record
         self.options = options
         self.made: dict[str, CompiledGraph] = {}  # by phase
+        self.nodes: set[str] = set()  # names that `explain_patterns` may mean
         self.is_saved = False  # the function is to leave the process
         self.is_guarded = TracingContext.try_get() is not None  # Dynamo called, and looks at arguments before each call
 
@@ -73,6 +74,8 @@ class Compilation:
             caching.watching(lookup, self.made, self.record),
         ):
             function = run_aot(module, inputs)
+        if "forward" not in self.made:  # else the backward graph is to come
+            self._tell_unknown_nodes()
         if lookup.outcome == "package":
             return Package.of(function, lookup)
         if not self.is_guarded or not isinstance(module, GraphModule):
@@ -82,6 +85,7 @@ class Compilation:
     def _edit_pre_grad(self, module: GraphModule, inputs: Sequence[Any]) -> GraphModule:
         trace.graph(f"ferrite graph {self.record.graph_id} before pre_grad", module, trace.pre_grad_log)
         entry = self.record.graph("pre_grad")
+        self._note_nodes(module)
         pipeline.edit_pre_grad(module, self.options, entry, inputs)
         if any(run.changed for run in entry.passes):
             trace.graph(f"ferrite graph {self.record.graph_id} after pre_grad", module, trace.pre_grad_log)
@@ -89,6 +93,7 @@ class Compilation:
 
     def _partition(self, joint: GraphModule, inputs: Sequence[Any], **facts: Any) -> tuple[GraphModule, GraphModule]:
         """Joint passes, then the user's partitioner or min-cut; what AOTAutograd knows is handed on untouched."""
+        self._note_nodes(joint)
         pipeline.edit_joint(joint, self.options, self.record.graph("joint"))
         split = self.options.partitioner or min_cut_rematerialization_partition
         return split(joint, inputs, **facts)
@@ -118,6 +123,9 @@ class Compilation:
                 pipeline.edit_joint(module, options, record)
             trace.graph(f"ferrite graph {graph_id} {phase} before post_grad", module, trace.post_grad_log)
             folder.captured(module, f"graph_{graph_id}_{phase}")
+            self._note_nodes(module)
+            if phase == "backward":
+                self._tell_unknown_nodes()
             spare = {member: take(member.graph) for _, member in family(module)}
             try:
                 given = _inputs_of(phase, inputs, saved)
@@ -146,6 +154,17 @@ class Compilation:
             folder.compiled(module, compiled, self.record)
         log.info("Ferrite compiled %s graph %d in %.1f ms", _LOUD[phase], graph_id, 1e3 * record.seconds)
         return compiled.load() if self.is_guarded else compiled
+
+    def _note_nodes(self, module: Any) -> None:
+        if self.options.explain_patterns and isinstance(module, GraphModule):
+            self.nodes |= {node.name for _, member in family(module) for node in member.graph.nodes}
+
+    def _tell_unknown_nodes(self) -> None:
+        """Warn of a node to explain that no graph of this compile has. It is no error: another one may have it."""
+        for name in self.options.explain_patterns:
+            if name != "all" and name not in self.nodes:
+                where = f"node of graph {self.record.graph_id} to explain"
+                log.warning("%s", unknown(where, name, self.nodes | {"all"}))
 
     def _refuse_python(self, where: str, why: str) -> None:
         """A function that is saved runs no Python between its kernels; in this process it may."""

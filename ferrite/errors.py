@@ -10,6 +10,9 @@ At the border to PyTorch what is raised is wrapped into `FerriteError` (`failure
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class CompileFault(Exception):
     """What all kinds share: a title, and lines that say where, why and what happens then."""
@@ -53,3 +56,11 @@ class BrokenCache(ToolFailed):
 
 class UserFault(CompileFault):
     """A pass or pattern that the user registered does not work, or cannot be placed."""
+
+
+def unknown(kind: str, name: str, valid: Iterable[str]) -> str:
+    """The text of an error about a name: what there is instead, the nearest first."""
+    valid = sorted(set(valid))
+    nearest = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
+    hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
+    return f"Unknown Ferrite {kind} {name!r}.{hint} Valid ones: {', '.join(valid)}"

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ferrite.decisions import Decision
-from ferrite.errors import Malformed
+from ferrite.errors import Malformed, unknown
 from ferrite.graph.effects import is_of_torch
 from ferrite.graph.ledger import keep_ledger
 from ferrite.graph.names import name_of
@@ -36,15 +36,17 @@ SETTINGS = {"precision": 1e-4, "steps": 2}
 
 
 def check_settings(options: Options) -> None:
-    """Raise RuntimeError for a stage or setting that does not exist."""
+    """Raise RuntimeError for a stage or setting that does not exist, or a value that means nothing."""
     for stage, settings in options.numeric_check:
         if stage not in STAGES:
-            raise RuntimeError(f"Ferrite checks no numbers of {stage!r}. Valid stages: {', '.join(STAGES)}")
-        for name, _ in settings:
+            raise RuntimeError(unknown("stage of numeric_check", stage, STAGES))
+        for name, value in settings:
             if name not in SETTINGS:
-                raise RuntimeError(
-                    f"Unknown Ferrite setting of numeric_check {name!r}. Valid ones: {', '.join(SETTINGS)}"
-                )
+                raise RuntimeError(unknown("setting of numeric_check", str(name), SETTINGS))
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not is_number or not value > 0 or (name == "steps" and not isinstance(value, int)):
+                expected = "a whole number above 0" if name == "steps" else "a number above 0"
+                raise RuntimeError(f"Ferrite's setting {name!r} of numeric_check expects {expected}, given {value!r}")
 
 
 def wanted(stage: str, options: Options) -> bool:

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 from ferrite.artifact.check_inputs import assumptions
 from ferrite.artifact.compiled import PLACELESS, CompiledGraph, Facts
 from ferrite.decisions import Decision
-from ferrite.errors import Unsupported
+from ferrite.errors import Unsupported, unknown
 from ferrite.extension import with_user_passes
 from ferrite.graph.aten_forms import is_aten
 from ferrite.graph.check import check_graph
+from ferrite.graph.decompose import decomposition_table
 from ferrite.graph.describe import device_types, mutated_inputs, output_strides, shared_memory
 from ferrite.graph.eager_strides import correct_strides
 from ferrite.graph.joint import JOINT
@@ -29,6 +30,7 @@ from ferrite.graph.ledger import keep_ledger
 from ferrite.graph.order import sort_nodes
 from ferrite.graph.post_grad import MUTATE, POST_GRAD, PREPARE
 from ferrite.graph.post_grad.emit_deferred_asserts import emit_deferred_asserts
+from ferrite.graph.pre_grad import PASSES as PRE_GRAD
 from ferrite.graph.pre_grad.plan import plan
 from ferrite.graph.pre_grad.pre_dispatch import plan_pre_dispatch
 from ferrite.graph.query import family
@@ -48,6 +50,7 @@ from ferrite.native import NATIVE_PASSES
 from ferrite.numeric_check import NumericCheck, check_settings, wanted
 from ferrite.options import Options
 from ferrite.passes import edit, rewrite
+from ferrite.registry import registered
 from ferrite.report.record import Fallback, GraphRecord
 from ferrite.schedule import SCHEDULE_PASSES
 from ferrite.schedule.cost import costs_of
@@ -73,10 +76,35 @@ class Inputs:
 
 
 def check_options(options: Options) -> None:
-    """Raise RuntimeError for passes, stages and settings that the options name and nobody knows."""
+    """Raise RuntimeError for words of the options that mean nothing: passes, stages, settings, ops, nodes."""
     plan(options.pre_grad)
     plan_pre_dispatch(options.pre_dispatch_add, options.pre_dispatch_remove)
     check_settings(options)
+    decomposition_table(options.decompose)
+    if options.disable:
+        words = pass_words()
+        for word in options.disable:
+            if word not in words:
+                raise RuntimeError(unknown("stage or pass to disable", word, words))
+    for name in options.explain_patterns:
+        if not name.isidentifier():
+            raise RuntimeError(f"Ferrite option 'explain_patterns' expects names of nodes, or 'all', given {name!r}")
+
+
+def pass_words() -> set[str]:
+    """The words that the option `disable` takes: stages that have passes, passes, and both with a dot."""
+    stages: dict[str, Sequence[Any]] = {
+        "pre_grad": [*(entry.run for entry in PRE_GRAD), *plan_pre_dispatch((), ()), sort_nodes],
+        "joint": JOINT,
+        "post_grad": (*PREPARE, *POST_GRAD, *MUTATE),
+        "loops": LOOP_PASSES,
+        "schedule": SCHEDULE_PASSES,
+        "native": NATIVE_PASSES,
+        "host": HOST_PASSES,
+    }
+    passes = {(stage, run.__name__) for stage, runs in stages.items() for run in runs}
+    passes |= {(entry.stage, entry.name) for entry in registered}
+    return {*stages, *(name for _, name in passes), *(f"{stage}.{name}" for stage, name in passes)}
 
 
 def edit_pre_grad(module: GraphModule, options: Options, record: GraphRecord, inputs: Sequence[Any] = ()) -> None:

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from torch._dynamo.backends import registry
 
-from ferrite.backend import compile
+from ferrite.backend import chosen_options, compile
 
 NOTHING_MORE = None
+
+chosen_options(None, None)  # an environment that means nothing is an error of the first `torch.compile`
 
 if "ferrite" not in registry._COMPILER_FNS:  # a program may have registered the function itself
     registry.register_backend(compile, name="ferrite")

@@ -12,10 +12,12 @@ rounds), strides and errors. `OWN` holds functions of ours, which may return Not
 from __future__ import annotations
 
 from collections.abc import Callable
+from difflib import get_close_matches
 from typing import Any
 
 import torch
-from torch._decomp import get_decompositions
+from torch._decomp import get_decompositions, global_decomposition_table
+from torch._ops import OpOverload, OpOverloadPacket
 from torch._prims_common import suggest_memory_format
 
 from ferrite.graph.names import resolve
@@ -33,17 +35,26 @@ def decomposition_table(further: tuple[str, ...] = (), *, use_rows: bool = False
     """The table for AOTAutograd; raises RuntimeError for an op that does not exist or has no decomposition."""
     table: dict[Any, Callable[..., Any]] = dict(OWN) if use_rows else {}
     for name in (*(name for name, _ in DECOMPOSED if use_rows), *further):
-        try:
-            op = resolve(name)
-        except (AttributeError, ImportError):
-            raise RuntimeError(
-                f"option 'decompose': there is no op {name!r}; ops are named like 'aten.gelu.default'"
-            ) from None
-        found = get_decompositions([op])
+        op = _op_named(name)
+        found = get_decompositions([op]) if op is not None else None
         if not found:
-            raise RuntimeError(f"option 'decompose': PyTorch has no decomposition of {name}")
+            why = "there is no op" if op is None else "PyTorch has no decomposition of"
+            valid = [*map(str, global_decomposition_table["post_autograd"])]
+            usual = [near for near in (f"{name}.default", f"aten.{name}.default") if near in valid]
+            nearest = usual or get_close_matches(name, valid, n=1, cutoff=0.5)
+            hint = f". Did you mean {nearest[0]!r}?" if nearest else ""
+            expected = "ops that PyTorch can split, as 'aten.gelu.default'"
+            raise RuntimeError(f"Ferrite option 'decompose' expects {expected}: {why} {name!r}{hint}")
         table.update(found)
     return table
+
+
+def _op_named(name: str) -> OpOverload | OpOverloadPacket | None:
+    try:
+        op = resolve(name)
+    except (AttributeError, ImportError, ValueError, SyntaxError):
+        return None
+    return op if isinstance(op, (OpOverload, OpOverloadPacket)) else None
 
 
 # ---- normalisations that PyTorch traces wrongly

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -48,3 +49,16 @@ def run_python(
     if wait:
         child.finish()
     return child
+
+
+def installed(folder: Path) -> dict[str, str]:
+    """The environment of a process in which Ferrite is installed with the entry point that `pyproject.toml` names now:
+    tests may run from a source tree next to an older installation."""
+    project = (ROOT / "pyproject.toml").read_text()
+    value = re.search(r'\[project\.entry-points\.torch_dynamo_backends\]\nferrite = "(.*)"', project)
+    assert value is not None
+    facts = folder / "ferrite-0.1.0.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: ferrite\nVersion: 0.1.0\n")
+    (facts / "entry_points.txt").write_text(f"[torch_dynamo_backends]\nferrite = {value[1]}\n")
+    return {"PYTHONPATH": f"{folder}:{ROOT}"}

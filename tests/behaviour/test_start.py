@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
-from tests.behaviour.child import ROOT, run_python
+from tests.behaviour.child import installed, run_python
 
 FIRST_COMPILES = """
 import sys, threading
@@ -34,19 +33,6 @@ import ferrite.backend
 assert lookup_backend("ferrite") is ferrite.backend.compile
 print(results[0](torch.ones(2)).tolist())
 """
-
-
-def installed(folder: Path) -> dict[str, str]:
-    """The environment of a process in which Ferrite is installed with the entry point that `pyproject.toml` names now:
-    tests may run from a source tree next to an older installation."""
-    project = (ROOT / "pyproject.toml").read_text()
-    value = re.search(r'\[project\.entry-points\.torch_dynamo_backends\]\nferrite = "(.*)"', project)
-    assert value is not None
-    facts = folder / "ferrite-0.1.0.dist-info"
-    facts.mkdir()
-    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: ferrite\nVersion: 0.1.0\n")
-    (facts / "entry_points.txt").write_text(f"[torch_dynamo_backends]\nferrite = {value[1]}\n")
-    return {"PYTHONPATH": f"{folder}:{ROOT}"}
 
 
 def test_the_first_compile_in_eight_threads_at_once(tmp_path: Path) -> None:

@@ -62,16 +62,10 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("FERRITE_CACHE", "on")
     monkeypatch.setenv("FERRITE_CACHE_DIR", str(tmp_path / "ferrite"))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "torch"))
-    monkeypatch.setattr("ferrite.backend._environment", ferrite.options.from_environment(dict(_variables(tmp_path))))
     with torch._dynamo.config.patch(caching_precompile=True):
         yield tmp_path / "torch" / "dynamo"
     PrecompileContext.clear()
     torch._dynamo.reset()
-
-
-def _variables(folder: Path) -> Iterator[tuple[str, str]]:
-    yield "FERRITE_CACHE", "on"
-    yield "FERRITE_CACHE_DIR", str(folder / "ferrite")
 
 
 def kept(known: Callable[..., Any] = function, *values: torch.Tensor, **asked: Any) -> torch.Tensor:
@@ -218,7 +212,8 @@ torch.compiler.save_cache_artifacts()
 def test_second_process(tmp_path: Path) -> None:
     """The first traces and stores, the second needs no tool and traces nothing, and both find the same numbers."""
     variables = {
-        **dict(_variables(tmp_path)),
+        "FERRITE_CACHE": "on",
+        "FERRITE_CACHE_DIR": str(tmp_path / "ferrite"),
         "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "torch"),
         "TORCH_CACHING_PRECOMPILE": "1",
         "PYTHONHASHSEED": "0",

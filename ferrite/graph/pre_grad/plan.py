@@ -12,11 +12,11 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from typing import Any
 
 from torch.fx import Graph
 
+from ferrite.errors import unknown
 from ferrite.graph.describe import device_types
 from ferrite.graph.ledger import ledger_of
 from ferrite.graph.pre_grad import GROUPS, IDLE, PASSES, PreGradPass
@@ -78,17 +78,13 @@ def _other_devices(graph: Graph, entry: PreGradPass) -> list[str]:
 
 
 def _check_settings(entry: PreGradPass, values: Mapping[str, Any]) -> None:
+    """Raise RuntimeError for a setting that the pass does not have, or a value unlike its default."""
     parameters = inspect.signature(entry.run).parameters.values()
-    names = ["counter", *(parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY)]
+    usual = {parameter.name: parameter.default for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
+    usual["counter"] = 1
     for name, value in values.items():
-        if name not in names:
-            raise RuntimeError(unknown(f"setting of {entry.name}", name, names))
-        if name == "counter" and (type(value) is not int or value < 0):
-            raise RuntimeError(f"Ferrite runs {entry.name} a whole number of times, not {value!r}")
-
-
-def unknown(what: str, name: str, valid: Any) -> str:
-    """The text of an error: what is there instead, the nearest name first."""
-    nearest = get_close_matches(name, list(valid), n=1, cutoff=0.5)
-    hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
-    return f"Unknown Ferrite {what} {name!r}.{hint} Valid ones: {', '.join(sorted(valid))}"
+        if name not in usual:
+            raise RuntimeError(unknown(f"setting of {entry.name}", name, usual))
+        if type(value) is not type(usual[name]) or (type(value) is int and value < 0):
+            expected = "True or False" if isinstance(usual[name], bool) else "a whole number of at least 0"
+            raise RuntimeError(f"Ferrite's setting {name!r} of {entry.name} expects {expected}, given {value!r}")

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from torch.fx import Graph
 
+from ferrite.errors import unknown
 from ferrite.graph.pre_grad import IDLE, PASSES
 from ferrite.graph.pre_grad.normalise_aten import normalise_aten
-from ferrite.graph.pre_grad.plan import unknown
 from ferrite.graph.pre_grad.spell_as_aten import spell_as_aten
 
 BATCH = ("batch_linear", "batch_layernorm", "batch_relu", "batch_sigmoid", "batch_tanh")
