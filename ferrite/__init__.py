@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "bisect", "cache", "compile", "errors", "if_option", "last_record", "list_mode_options", "list_options",
-    "register_pass", "register_pattern", "release_memory", "reset", "watch_graphs",
+    "register_op_version", "register_pass", "register_pattern", "release_memory", "reset", "watch_graphs",
 ]  # fmt: skip
 
 
@@ -80,6 +80,14 @@ def register_pass(stage: str, function: Any, **place: Any) -> Any:
     from ferrite.extension import register_pass
 
     return register_pass(stage, function, **place)
+
+
+def register_op_version(op: Any, version: str | None) -> None:
+    """The version of an operator whose code cannot be read, so that graphs that call it are cached. See
+    `ferrite.extension.register_op_version`."""
+    from ferrite.extension import register_op_version
+
+    register_op_version(op, version)
 
 
 def register_pattern(search: Any, replacement: Any, example_inputs: Any, **settings: Any) -> Any:

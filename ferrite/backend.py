@@ -181,7 +181,7 @@ def _from_cache(lookup: caching.Lookup, record: Record, options: Options) -> Cal
     with told.stage("load"):
         if lookup.entry is not None:
             try:
-                function = caching.wrapped(lookup.entry, options, lookup.lines, tell)
+                function = caching.wrapped(lookup.entry, options, lookup.lines, tell, lookup.held)
                 graphs = caching.said_by(lookup.entry)
                 record.graphs += graphs
                 for graph in graphs:

@@ -22,8 +22,8 @@ import ast
 import inspect
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -38,7 +38,9 @@ from torch._functorch import aot_autograd
 from torch._functorch._aot_autograd import graph_compile
 from torch._functorch._aot_autograd.schemas import AOTConfig
 from torch._guards import TracingContext
+from torch._library.custom_ops import OPDEFS
 from torch._logging import _internal as logging_of_torch
+from torch._ops import OpOverload, OpOverloadPacket
 from torch.compiler._cache import CacheArtifactRecorder
 from torch.fx import GraphModule
 from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
@@ -48,11 +50,14 @@ from ferrite.artifact import autograd_facts
 from ferrite.artifact.compiled import CompiledGraph
 from ferrite.artifact.direct import direct
 from ferrite.artifact.entry import Entry, Wrapping, bundle, decode, encode, moved_lines, objects_of, unbundle
-from ferrite.artifact.key import Fields, digest, fields_of, fields_of_machine, sources_of
+from ferrite.artifact.key import Fields, digest, fields_of, fields_of_machine, held_by, is_of_user, sources_of
 from ferrite.artifact.outline import outline_of
 from ferrite.artifact.store import GRAPHS, OBJECTS, Store, default_folder
 from ferrite.carried import GraphArtifact
 from ferrite.errors import BrokenCache, Unsupported
+from ferrite.graph.names import resolve
+from ferrite.host.nodes import Call, HostProgram
+from ferrite.identity import identity_of_operator
 from ferrite.options import Options, from_environment, with_effect
 from ferrite.report.record import GraphRecord, Record
 
@@ -85,6 +90,7 @@ class Lookup:
     sources: tuple[str, ...] = ()  # the user's lines behind the graph
     lines: dict[str, str] | None = None  # those of the entry that are others now
     taker: Taker | None = None
+    held: tuple[torch.Tensor, ...] = ()  # by the graph: its first inputs
 
     def fail(self, why: str) -> None:
         """An entry that was found does not work: it goes, and the graph is compiled."""
@@ -143,7 +149,7 @@ def look_up(module: GraphModule, options: Options, taker: Taker | None = None) -
 
 def _look_up(module: GraphModule, options: Options, taker: Taker | None) -> Lookup:
     if torch._functorch.config.force_autograd_cache:  # `aot_compile` saves what is compiled
-        return Lookup("package", "", fields=fields_of_machine())
+        return Lookup("package", "", fields=fields_of_machine(), held=tuple(held_by(module).values()))
     store = store_of(options)
     if store is None:
         return Lookup("off", "the cache is off")
@@ -152,9 +158,13 @@ def _look_up(module: GraphModule, options: Options, taker: Taker | None) -> Look
     except Unsupported as error:
         return Lookup("bypass", error.title)
     key, sizes, sources = digest(wanted), _symbolic_inputs(module), sources_of(module)
+    held = tuple(held_by(module).values())
+    if held:
+        taker = None  # whoever has only the entry does not have them
     miss = Lookup(
-        "miss", "nothing is stored under this key", key, wanted, store=store, sizes=sizes, sources=sources, taker=taker
-    )
+        "miss", "nothing is stored under this key", key, wanted, store=store, sizes=sizes, sources=sources, taker=taker,
+        held=held,
+    )  # fmt: skip
     for name in _names(key):
         data = store.read(GRAPHS, name)
         if data is None:
@@ -167,6 +177,9 @@ def _look_up(module: GraphModule, options: Options, taker: Taker | None) -> Look
             lines = moved_lines(entry.sources, sources)
             if lines is None:
                 miss.reason = "its lines are no longer those of the entry under this key"
+                continue
+            if other := redefined(entry):
+                miss.reason = f"{other} does something else now"
                 continue
             if _guards_hold(sizes, entry.guards):
                 _hand_on(name, data, objects_of(entry), taker)
@@ -280,9 +293,10 @@ def wrapped(
     options: Options,
     lines: Mapping[str, str] | None = None,
     tell: Callable[[CompiledGraph], None] | None = None,
+    held: tuple[torch.Tensor, ...] = (),
 ) -> Callable[..., Any]:
     """The function that AOTAutograd made when the graph was compiled; `lines`: the user's that are others now; `tell`:
-    is told of each graph that will run."""
+    is told of each graph that will run; `held`: the tensors that the captured graph holds."""
     graphs = {phase: CompiledGraph.unpack(parcel, lines) for phase, parcel in entry.graphs.items()}
     for graph in graphs.values():
         if tell is not None:
@@ -317,9 +331,9 @@ def wrapped(
     function = result._apply_runtime_wrappers(forward, reverse, backward is not None, _configuration(facts))
 
     def call(*args: Any) -> Any:
-        return function(list(args))
+        return function([*held, *args])
 
-    chosen = direct(call, graphs.get("inference"), facts, len(facts.input_info))
+    chosen = call if held else direct(call, graphs.get("inference"), facts, len(facts.input_info))
     return torch._dynamo.disable(chosen, reason="do not trace AOT-compiled graph")
 
 
@@ -368,7 +382,8 @@ def watching(lookup: Lookup, made: Mapping[str, CompiledGraph], record: Record) 
             if _number_of_overlap_guards() != overlaps:
                 raise Unsupported("inputs must not overlap otherwise than now")
             said = signatures[tell].bind(*args, **kwargs).arguments
-            return {name: said.get(name) for name in _TOLD} | {"guards": _guards_of(lookup.sizes)}
+            told = {name: said.get(name) for name in _TOLD}
+            return told | {"guards": _guards_of(lookup.sizes), "operators": _operators_now()}
         return None
 
     def after_inference(*args: Any, **kwargs: Any) -> Any:
@@ -424,6 +439,8 @@ def _keep(
 ) -> None:
     """Writes an entry. Raises `Unsupported` if a part of it cannot leave the process."""
     assert lookup.fields is not None
+    if lookup.outcome == "package" and lookup.held:
+        raise Unsupported("the graph holds a tensor")
     if told["maybe_subclass_meta"] is not None:
         raise Unsupported("subclasses of Tensor")
     if any(wrapper.needs_post_compile for wrapper in told["wrappers"]):
@@ -449,6 +466,9 @@ def _keep(
         ),
         {phase: made[phase].parcel() for phase in phases},
         {},
+        {}
+        if lookup.outcome == "package"
+        else _operators_called((made[phase].program for phase in phases), told["operators"]),
         msgspec.msgpack.encode([graph for graph in record.graphs if graph.phase != "cache"]),
     )
     if lookup.store is None:
@@ -460,6 +480,47 @@ def _keep(
         lookup.reason += f"; stored as {name[:12]}"
         counters["ferrite"]["graph_cache_saved"] += 1
         _hand_on(name, data, objects, lookup.taker)
+
+
+def _operators_now() -> dict[str, str]:
+    """Every operator that can be read, with a digest of what it does."""
+    found = {}
+    for made in list(OPDEFS.values()):
+        with suppress(Unsupported, RuntimeError):  # the dispatcher's, of one that is gone
+            found[str(made._opoverload)] = identity_of_operator(made._opoverload)
+    return found
+
+
+def _operators_called(programs: Iterable[HostProgram], then: Mapping[str, str]) -> dict[str, str]:
+    """The operators of users that compiled graphs call, with digests of what they did when the graph was traced. The
+    key has those of the captured graph; a trace may lead to others. Raises `Unsupported` if one cannot be read."""
+    targets = {
+        step.target
+        for program in programs
+        for part in (program, *program.functions)
+        for step in part.steps
+        if isinstance(step, Call)
+    }
+    found = [operator for operator in map(_resolved, sorted(targets)) if operator is not None and is_of_user(operator)]
+    return {str(operator): then.get(str(operator)) or identity_of_operator(operator) for operator in found}
+
+
+def redefined(entry: Entry) -> str | None:
+    """The first operator of users, in the captured graph or those that run, that is not what it was."""
+    captured = dict(line.split(" ", 1) for line in entry.fields["operators"].splitlines())
+    for name, digest_then in (captured | entry.operators).items():
+        operator = _resolved(name)
+        if operator is None or identity_of_operator(operator) != digest_then:
+            return name
+    return None
+
+
+def _resolved(name: str) -> OpOverload | OpOverloadPacket | None:
+    try:
+        thing = resolve(name)
+    except (AttributeError, ImportError):
+        return None
+    return thing if isinstance(thing, (OpOverload, OpOverloadPacket)) else None
 
 
 def write(store: Store, name: str, entry: bytes, objects: Mapping[str, bytes]) -> bool:

@@ -24,7 +24,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
-from ferrite import registry
+from ferrite import identity, registry
 from ferrite.errors import CompileFault, UserFault
 from ferrite.graph.build import fill_values
 from ferrite.graph.check import check_graph
@@ -136,6 +136,22 @@ def register_pass(
         raise ValueError(f"a pass {entry.name!r} is registered for {stage} already")
     registry.registered.append(entry)
     return entry
+
+
+def register_op_version(op: Any, version: str | None) -> None:
+    """Say which version an operator is whose code cannot be read, so that graphs that call it are cached.
+
+    `op` is an operator, its name "namespace::name", or a namespace, then of all operators in it. The version stands for
+    all of the operator's code: another one is needed whenever a kernel, fake kernel or gradient formula does something
+    else. None takes it back.
+    """
+    name = getattr(op, "_qualname", None) or getattr(op, "_qualified_op_name", None) or getattr(op, "_name", op)
+    if not isinstance(name, str) or not all(map(str.isidentifier, name.split("::"))):
+        raise TypeError(f"an operator is named by 'namespace::name' or a namespace, given {op!r}")
+    if version is None:
+        identity.versions.pop(name, None)
+    else:
+        identity.versions[name] = str(version)
 
 
 def _gives_something_else(graph: Graph, before: Snapshot) -> str | None:

@@ -3,15 +3,25 @@
     a function, a class      its code, with all that it holds and reads: constants, defaults, closures, globals, bases
     an object                its class, and what it holds; or its `uuid()`
     a module                 the sources of the package that it is part of
+    an operator              its schema, and the functions that `torch.library.custom_op` was given (Note [Operators])
     of torch, Ferrite, Python        the name, as their versions are parts of the key
 
-What has no such text is `Unsupported`: whoever registers it must give it a `uuid()`.
+What has no such text is `Unsupported`: whoever registers it must give it a `uuid()`, an operator a version.
+
+Note [Operators]
+    A trace takes in what an operator's fake kernel, gradient formula and rules do, so they must be read; kernels run by
+    the operator's name, whatever they are by then, and are read too: another body is another operator. Only what went
+    through `torch.library.custom_op` can be read. If the dispatcher has a kernel from elsewhere (C++, `Library.impl`),
+    nobody knows what is behind it, and `register_op_version` must say when it changes; it then stands for all the code.
+    Closures and globals are read as they are at the time of the look-up. Functions reach operators by
+    `torch.ops.namespace.name`, which is no global of theirs: the names that stand in code are looked up as such.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import inspect
 import sys
 import types
 from collections.abc import Iterator, Mapping
@@ -19,13 +29,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._library import custom_ops
+from torch._library.custom_ops import OPDEFS, CustomOpDef
+from torch._library.simple_registry import singleton as rules_of_operators
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
 from ferrite.errors import Unsupported
 from ferrite.graph.names import name_of
 
-_OPERATORS = (OpOverload, OpOverloadPacket, HigherOrderOperator)
+BUILT_IN_OPERATORS = frozenset({"aten", "prims", "prim", "_c10d_functional", "mkldnn", "quantized"})
+_REGISTERED_BY = f"registered at {custom_ops.__file__}:"  # what `torch.library.custom_op` made, to the dispatcher
 _VERSIONED = frozenset({"torch", "ferrite"}) | sys.stdlib_module_names
+VERSIONED_PACKAGES = ("einops", "numpy", "scipy", "torchvision")  # to read their files takes up to a second
+versions: dict[str, str] = {}  # of operators, by "namespace::name", or of all in a "namespace": `register_op_version`
+
 # What a class has beside its behaviour, or in another form elsewhere: what its instances hold is written down there.
 _NOT_BEHAVIOUR = frozenset({
     "__module__", "__qualname__", "__doc__", "__dict__", "__weakref__", "__annotations__", "__annotate__",
@@ -39,6 +56,15 @@ def identity_of(function: Any) -> str:
     if function is None:
         return ""
     return hashlib.sha256(f"{sys.version} {_Description().of(function)}".encode()).hexdigest()
+
+
+def identity_of_operator(operator: OpOverload | OpOverloadPacket) -> str:
+    """A digest of one that is not PyTorch's own. Raises `Unsupported` if a part of it cannot be read."""
+    return hashlib.sha256(f"{sys.version} {_Description().of(operator)}".encode()).hexdigest()
+
+
+def namespace_of(operator: OpOverload | OpOverloadPacket) -> str:
+    return str(operator).partition(".")[0]
 
 
 def like(example: Any) -> str:
@@ -68,7 +94,7 @@ class _Description:
         if callable(getattr(value, "uuid", None)) and not isinstance(value, type):
             told = value.uuid()
             if told is None:
-                raise Unsupported("a pass that you registered says by its uuid(), None, that it is not to be cached")
+                raise Unsupported("what you registered says by its uuid(), None, that it is not to be cached")
             return f"uuid {told}"
         match value:
             case tuple() | list():
@@ -96,8 +122,12 @@ class _Description:
                 return f"cached property {self.of(value.func)}"
             case types.MemberDescriptorType() | types.GetSetDescriptorType():
                 return f"slot {value.__name__}"
+            case OpOverload() | OpOverloadPacket():
+                return self._operator(value)
+            case CustomOpDef():
+                return self._operator(value._opoverload)
             case torch.Tensor():
-                raise Unsupported("a pass that you registered holds a tensor", why="give it a uuid() method")
+                raise Unsupported("what you registered holds a tensor", why="give it a uuid() method")
         return self._object(value)
 
     def _class(self, kind: type) -> str:
@@ -124,20 +154,82 @@ class _Description:
         if _is_versioned(str(function.__globals__.get("__name__"))):
             names = []
         read = [f"{name} = {self.of(function.__globals__[name])}" for name in names]
+        read += [self.of(operator) for operator in _operators_named_in(function.__code__)]
         held = self.of((function.__code__, function.__defaults__, function.__kwdefaults__))
         return f"function {function.__qualname__} {held} [{', '.join(cells)}] [{', '.join(read)}]"
 
+    def _operator(self, operator: OpOverload | OpOverloadPacket) -> str:
+        """See Note [Operators]."""
+        if namespace_of(operator) in BUILT_IN_OPERATORS:
+            return f"operator {operator}"
+        if isinstance(operator, OpOverloadPacket):
+            return f"operators {', '.join(self.of(getattr(operator, name)) for name in operator.overloads())}"
+        name = operator._name
+        declared = (str(operator._schema), sorted(map(str, operator.tags)))
+        version = _version_of(name)
+        if version is not None:
+            return f"operator {self.of((*declared, version))}"
+        made, rules = OPDEFS.get(name), rules_of_operators.get(name)
+        if made is None or not _is_made_by_custom_op(operator, made):
+            raise Unsupported(f"{operator} has code that cannot be read", why="ferrite.register_op_version may help")
+        parts = (
+            made._init_fn, {device: _kernel_in(wrapped) for device, wrapped in made._backend_fns.items()},
+            made._abstract_fn, made._setup_context_fn, made._backward_fn, made._vmap_fn, made._autocast_dtype,
+            made._torch_dispatch_fns, sorted(made._disabled_kernel), rules and str(rules.effect.effect),
+        )  # fmt: skip
+        return f"operator {self.of((*declared, parts))}"
+
     def _object(self, value: Any) -> str:
         known = name_of(value) if type(value).__hash__ is not None else None
-        if known is not None and (isinstance(value, _OPERATORS) or _is_versioned(known)):
+        if known is not None and (isinstance(value, HigherOrderOperator) or _is_versioned(known)):
             return f"named {known}"
         held = _held(value)
         if held is not None and not type(value).__module__.startswith("torch"):
             return f"object {self.of(type(value))} {self.of(held)}"
         if known is None or type(value).__module__.startswith("torch"):
-            title = f"a pass that you registered holds a {type(value).__name__}, which has no text"
-            raise Unsupported(title, why="give the pass a uuid() method")
+            title = f"what you registered holds a {type(value).__name__}, which has no text"
+            raise Unsupported(title, why="give it a uuid() method")
         return f"named {known} {_sources_behind(known.rpartition('.')[0])}"  # written in C
+
+
+def _version_of(name: str) -> str | None:
+    """`name` with or without an overload."""
+    whole = name.partition(".")[0]
+    return versions.get(whole, versions.get(whole.partition("::")[0]))
+
+
+def _is_made_by_custom_op(operator: OpOverload, made: CustomOpDef) -> bool:
+    """Whether nothing but `torch.library.custom_op` registered something for it."""
+    said = torch._C._dispatch_dump(operator._name).splitlines()
+    rules = rules_of_operators.get(operator._name)
+    return (
+        operator._overloadname == "default"
+        and all(_REGISTERED_BY in line for line in said if "registered at" in line)
+        and not (operator.py_kernels or operator.python_key_table or operator.functorch_table)
+        and (rules is None or rules.torch_dispatch_rules._data.keys() == made._torch_dispatch_fns.keys())
+        and (rules is None or len(rules.fake_impl.kernels) == 1)
+    )
+
+
+def _kernel_in(wrapped: Any) -> Any:
+    """The function that was registered; PyTorch has put another one around it."""
+    inner = inspect.unwrap(wrapped)
+    held = inspect.getclosurevars(inner).nonlocals
+    return held["fn"] if inner.__module__ == custom_ops.__name__ and "fn" in held else wrapped
+
+
+def _operators_named_in(code: types.CodeType) -> list[OpOverloadPacket]:
+    """Those of users whose namespace and name both stand in the code, as in `torch.ops.mine.twice`."""
+    names = _names_of(code)
+    if "ops" not in names:
+        return []
+    found = set()
+    for qualified in torch._C._dispatch_get_all_op_names():
+        namespace, _, name = qualified.partition("::")
+        packet = name.partition(".")[0]
+        if namespace in names and packet in names and namespace not in BUILT_IN_OPERATORS:
+            found.add((namespace, packet))
+    return [getattr(getattr(torch.ops, namespace), packet) for namespace, packet in sorted(found)]
 
 
 _MADE_BY_PYTHON = 1 << 9  # Py_TPFLAGS_HEAPTYPE
@@ -175,10 +267,13 @@ def _sources_behind(module: str) -> str:
     Nothing for those of Python, torch and Ferrite."""
     if _is_versioned(module):
         return ""
-    found = _digest_of_package(module.partition(".")[0])
+    package = module.partition(".")[0]
+    if package in VERSIONED_PACKAGES and (version := getattr(sys.modules.get(package), "__version__", None)):
+        return f"version {version}"
+    found = _digest_of_package(package)
     if not found:
-        title = f"a pass that you registered reads from {module or 'a module'}, which has no file"
-        raise Unsupported(title, why="give the pass a uuid() method")
+        title = f"what you registered reads from {module or 'a module'}, which has no file"
+        raise Unsupported(title, why="give it a uuid() method")
     return found
 
 

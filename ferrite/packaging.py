@@ -103,6 +103,8 @@ def _precompiled(key: str, content: bytes) -> Precompiled:
     for line in settings_lines():
         if line not in stored:
             raise RuntimeError(f"this function cannot run here: it was made without {line}")
+    if other := caching.redefined(entry):
+        raise RuntimeError(f"this function cannot be used: {other} does something else now")
     return Precompiled(key, content, caching.wrapped(entry, options))
 
 

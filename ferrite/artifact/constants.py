@@ -23,7 +23,7 @@ class StoredTensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def store_tensors(constants: Mapping[str, Any]) -> dict[str, StoredTensor]:
     """Raises `Unsupported` for what is no plain tensor, and for two tensors in one piece of memory."""
-    strangers = [name for name, value in constants.items() if not _is_plain(value)]
+    strangers = [name for name, value in constants.items() if not is_plain(value)]
     if strangers:
         raise Unsupported(f"{', '.join(strangers)} cannot leave the process", why="not a plain tensor")
     if len({value.untyped_storage()._cdata for value in constants.values()}) != len(constants):
@@ -62,7 +62,7 @@ def _span(sizes: tuple[int, ...], strides: tuple[int, ...]) -> int:
     return 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
 
 
-def _is_plain(value: Any) -> bool:
+def is_plain(value: Any) -> bool:
     return (
         type(value) in (torch.Tensor, torch.nn.Parameter)
         and value.layout == torch.strided

@@ -41,6 +41,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     wrapping: Wrapping
     graphs: dict[str, Parcel]  # by phase: "inference", or "forward" and "backward"
     objects: dict[str, tuple[str, ...]]  # by phase: the digests of what `Code.objects` holds; and of `Parcel.support`
+    operators: dict[str, str]  # of users, that the graphs call: digests of what they did
     records: bytes
     format: int = FORMAT
 

@@ -2,8 +2,8 @@
 
 A key is made before any pass has run, so a hit skips them too: what passes do follows from the graph, the options and
 the sources of Ferrite, which are all in it. Two keys are compared field by field to say why a lookup missed
-(`ferrite.cache.explain`). What the result would depend on and what has no text (a Python function of the user's, a
-tensor that is not an input) is `Unsupported`: such a graph is not cached.
+(`ferrite.cache.explain`). What the result would depend on and what has no text (a Python function of the user's, an
+operator in C++) is `Unsupported`: such a graph is not cached.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
+from ferrite.artifact.constants import is_plain, store_tensors
 from ferrite.errors import Unsupported
 from ferrite.graph.names import name_of
-from ferrite.graph.query import source_line
+from ferrite.graph.query import family, source_line
 from ferrite.graph.text import show_graph, show_type
+from ferrite.identity import BUILT_IN_OPERATORS, VERSIONED_PACKAGES, identity_of_operator, namespace_of
 
 Fields = dict[str, str]
 
 # Functions that may stand in a graph: their meaning is part of PyTorch's version, of Python's, or of the package's own.
 _KNOWN_MODULES = ("torch", "operator", "math", "builtins")
-_KNOWN_OPS = frozenset({"aten", "prims", "prim", "_c10d_functional", "mkldnn", "quantized"})
-_VERSIONED = ("einops", "torchvision")
 _WITH_TEXT = (Node, slice, str, int, float, complex, type(None))
 # Higher-order operators. Of the first, what PyTorch would store is code of the user's; the second do nothing but run
 # the graphs that they are given, which are in the key. Of others PyTorch knows whether they may be stored.
@@ -40,6 +40,9 @@ _NOT_STORED = frozenset({"autograd_function_apply", "flex_attention", "flex_atte
                          "triton_kernel_wrapper_functional", "triton_kernel_wrapper_mutation"})  # fmt: skip
 _RUN_GRAPHS = frozenset({"associative_scan", "cond", "map_impl", "scan", "strict_mode", "while_loop", "wrap",
                          "wrap_activation_checkpoint", "wrap_with_autocast", "wrap_with_set_grad_enabled"})  # fmt: skip
+
+
+MOST_HELD = 1 << 20  # bytes of one tensor that a graph holds; its digest is made at each look-up
 
 
 def digest(fields: Mapping[str, str]) -> str:
@@ -60,6 +63,8 @@ def fields_of(module: GraphModule, options: Mapping[str, str], passes: str) -> F
     """
     return {
         "graph": "\n".join(_graph_lines(module)),
+        "held": "\n".join(_held_lines(module)),
+        "operators": "\n".join(_operator_lines(module)),
         "inputs": "\n".join(_input_lines(module.graph)),
         "state": "\n".join((*_guarded_lines(), *settings_lines())),
         "options": show_options(options),
@@ -90,7 +95,6 @@ def fields_of_machine() -> Fields:
 
 
 def _graph_lines(module: GraphModule, name: str = "graph") -> Iterator[str]:
-    _refuse_state(module)
     yield from _checkpoint_lines(module, name)
     for node in module.graph.nodes:
         yield from _check_node(module, node)
@@ -99,21 +103,54 @@ def _graph_lines(module: GraphModule, name: str = "graph") -> Iterator[str]:
             yield f"{name} {node.name} custom {custom!r}"
     yield show_graph(module.graph, name)
     for node in module.graph.find_nodes(op="get_attr"):
-        yield from _graph_lines(getattr(module, node.target), node.target)
+        inner = getattr(module, node.target)
+        if isinstance(inner, GraphModule):
+            yield from _graph_lines(inner, node.target)
+
+
+def _operator_lines(module: GraphModule) -> list[str]:
+    """Those of users, with digests of what they do."""
+    leaves = (
+        leaf
+        for _, member in family(module)
+        for node in member.graph.nodes
+        for leaf in (node.target, *tree_leaves((node.args, node.kwargs)))
+        if isinstance(leaf, (OpOverload, OpOverloadPacket)) and is_of_user(leaf)
+    )
+    return [f"{operator} {identity_of_operator(operator)}" for operator in sorted(set(leaves), key=str)]
+
+
+def is_of_user(operator: OpOverload | OpOverloadPacket) -> bool:
+    """Whether neither PyTorch's version nor that of a package says what it does."""
+    return namespace_of(operator) not in (*BUILT_IN_OPERATORS, *VERSIONED_PACKAGES)
 
 
 def sources_of(module: GraphModule) -> tuple[str, ...]:
     """The user's lines, node by node. They are no part of the key: what stands above a function may change."""
     nested = (getattr(module, node.target) for node in module.graph.find_nodes(op="get_attr"))
     return tuple(source_line(node) for node in module.graph.nodes) + tuple(
-        line for inner in nested for line in sources_of(inner)
+        line for inner in nested if isinstance(inner, GraphModule) for line in sources_of(inner)
     )
 
 
-def _refuse_state(module: GraphModule) -> None:
-    held = next(iter((*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))), None)
-    if held is not None:
-        raise Unsupported(f"the graph holds a tensor: {held[0]}")
+def held_by(module: GraphModule) -> dict[str, torch.Tensor]:
+    """The parameters and buffers of a graph: AOTAutograd makes them its first inputs, in this order."""
+    return {
+        **dict(module.named_parameters(remove_duplicate=False)),
+        **dict(module.named_buffers(remove_duplicate=False)),
+    }
+
+
+def _held_lines(module: GraphModule) -> Iterator[str]:
+    """They are read in each call, as inputs are; but passes may look at their values, so those are in the key."""
+    for name, tensor in held_by(module).items():
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) or not is_plain(tensor.detach()):
+            raise Unsupported(f"the graph holds a tensor that is not plain: {name}")
+        if tensor.untyped_storage().nbytes() > MOST_HELD:
+            raise Unsupported(f"the graph holds a large tensor: {name}")
+        stored = store_tensors({name: tensor.detach()})[name]
+        marks = f"{type(tensor).__name__} {tensor.requires_grad} {tensor.is_leaf}"
+        yield f"{name}: {show_type(tensor)} {marks} {hashlib.sha256(stored.data).hexdigest()}"
 
 
 def _checkpoint_lines(module: GraphModule, name: str) -> Iterator[str]:
@@ -133,7 +170,8 @@ def _check_node(module: GraphModule, node: Node) -> Iterator[str]:
         case "call_module":
             raise Unsupported(f"the graph calls a module: {node.target}")
         case "get_attr":
-            if not isinstance(getattr(module, node.target, None), GraphModule):
+            inner = getattr(module, node.target, None)
+            if not isinstance(inner, GraphModule) and node.target not in held_by(module):
                 raise Unsupported(f"the graph holds an object: {node.target}")
         case "call_function":
             name = name_of(node.target)
@@ -152,14 +190,14 @@ def _check_node(module: GraphModule, node: Node) -> Iterator[str]:
 def _versions(thing: Any, name: str, does: str) -> Iterator[str]:
     """What its meaning depends on beside PyTorch and Python. Raises `Unsupported` if nobody knows."""
     package = name.partition(".")[0]
-    if package in _VERSIONED:
+    if package in VERSIONED_PACKAGES:
         version = getattr(sys.modules.get(package), "__version__", None)
         known = version is not None
         yield f"{package} {version}"
     elif isinstance(thing, HigherOrderOperator):
         known = thing._name in _RUN_GRAPHS or (thing._name not in _NOT_STORED and thing.cacheable())
     elif isinstance(thing, (OpOverload, OpOverloadPacket)):
-        known = package in _KNOWN_OPS
+        known = True  # see `_operator_lines`
     else:
         known = package in _KNOWN_MODULES
     if not known:

@@ -223,3 +223,23 @@ def test_second_process(tmp_path: Path) -> None:
     assert "'ok': 1" in first
     assert first.split()[-1] == second.split()[-1]
     assert second.startswith("{} {'dynamo_cache_hit': 1}")
+
+
+def test_an_operator_that_does_something_else_now() -> None:
+    """Dynamo's guards do not look at it, so it is compared while the store is read."""
+
+    def define(fake: Callable[..., Any]) -> None:
+        operator = torch.library.custom_op("ferrite_test_stored::first", lambda x: x[:2] * 2, mutates_args=(),
+                                           schema="(Tensor x) -> Tensor")  # fmt: skip
+        operator.register_fake(fake)
+
+    def calls(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.ops.ferrite_test_stored.first(x) + 1
+
+    define(lambda x: x.new_empty(2, x.shape[1]))
+    expected = kept(calls)
+    for fake, hits in ((lambda x: x.new_empty(2, x.shape[1]), 0), (lambda x: torch.empty_like(x[:2]), 1)):
+        define(fake)
+        compiled = torch.compile(as_in_a_new_process(calls), backend="ferrite")
+        assert torch.equal(compiled(*inputs()), expected)
+        assert traced() == hits

@@ -24,7 +24,7 @@ ARROWS: dict[str, set[str]] = {
     "lower": {"decisions", "errors", "syntax", "graph", "host", "loops"},
     "schedule": {"decisions", "errors", "syntax", "host", "loops", "step_cost"},
     "native": {"decisions", "errors", "loops", "schedule"},
-    "artifact": {"decisions", "errors", "graph", "host", "loops", "native", "syntax"},
+    "artifact": {"decisions", "errors", "graph", "host", "identity", "loops", "native", "syntax"},
     "report": {"artifact", "decisions", "errors", "graph", "options", "step_cost"},
     "registry": {"extension"},  # for the type of what it holds
     "failure": set(),
@@ -51,7 +51,7 @@ ARROWS: dict[str, set[str]] = {
     },
     "schemes": {"artifact", "errors", "options", "pipeline", "report"},
     "carried": {"caching"},
-    "caching": {"artifact", "carried", "errors", "options", "registry", "report"},
+    "caching": {"artifact", "carried", "errors", "graph", "host", "identity", "options", "registry", "report"},
     "cache": {"artifact", "caching", "errors", "options"},
     "command": {"cache", "errors"},
     "__main__": {"command"},
