@@ -36,7 +36,7 @@ from torch.fx import GraphModule
 from ferrite import caching
 from ferrite.collection import without_collection
 from ferrite.decisions import Decision
-from ferrite.errors import BrokenCache, UserFault
+from ferrite.errors import BrokenCache, UserFault, take_place
 from ferrite.failure import FerriteError
 from ferrite.graph.eager_only import reason_for_eager
 from ferrite.graph.query import family
@@ -127,10 +127,13 @@ def _compile_captured(module: GraphModule, inputs: list[Any], options: Options) 
     except _PASS_THROUGH:
         raise
     except Exception as error:
+        place = take_place(error) or "stage autograd"
         if options.strict or isinstance(error, (UserFault, BrokenCache)) or _tracing_changed_inputs(module, inputs):
-            raise _same_kind(error)(f"graph {record.graph_id}", error).with_traceback(error.__traceback__) from error
-        record.failures.append(f"graph {record.graph_id} runs in eager: {type(error).__name__}: {error}")
-        log.warning("Ferrite runs graph %d in eager: %s: %s", record.graph_id, type(error).__name__, error)
+            where = f"graph {record.graph_id}, {place}"
+            raise _same_kind(error)(where, error).with_traceback(error.__traceback__) from error
+        why = f"{type(error).__name__}: {error}"
+        record.failures.append(f"graph {record.graph_id} runs in eager: failed in {place}: {why}")
+        log.warning("Ferrite runs graph %d in eager: failed in %s: %s", record.graph_id, place, why)
         for member, snapshot in spare.items():
             restore(member, snapshot)
         return torch._dynamo.disable(module.forward, reason="runs in eager after a failed compile")

@@ -26,7 +26,7 @@ from ferrite import caching, pipeline
 from ferrite.artifact.compiled import CompiledGraph
 from ferrite.artifact.direct import direct
 from ferrite.collection import without_collection
-from ferrite.errors import CompileFault, Unsupported, UserFault, unknown
+from ferrite.errors import Unsupported, UserFault, take_place, unknown
 from ferrite.failure import FerriteError
 from ferrite.graph.decompose import decomposition_table
 from ferrite.graph.query import family
@@ -134,12 +134,14 @@ class Compilation:
                 watch.show_graph(compiled)
             except Exception as error:
                 if record.compiled is not None:
-                    with suppress(CompileFault):  # of the code itself, which has been raised then
+                    with suppress(Exception):  # of the code itself, which has been raised then
                         trace.compiled_graph(record.compiled)
+                place = take_place(error) or "compilation"
                 if options.strict or isinstance(error, UserFault):
-                    raise FerriteError(f"{record.name}", error).with_traceback(error.__traceback__) from error
-                self.record.failures.append(f"{record.name} runs as captured: {type(error).__name__}: {error}")
-                log.warning("Ferrite runs %s as captured: %s: %s", record.name, type(error).__name__, error)
+                    raise FerriteError(f"{record.name}, {place}", error).with_traceback(error.__traceback__) from error
+                why = f"{type(error).__name__}: {error}"
+                self.record.failures.append(f"{record.name} runs as captured: failed in {place}: {why}")
+                log.warning("Ferrite runs %s as captured: failed in %s: %s", record.name, place, why)
                 for member, snapshot in spare.items():
                     restore(member, snapshot)
                 return make_boxed_func(module.forward)

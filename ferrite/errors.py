@@ -5,13 +5,15 @@
 `ToolFailed`:  LLVM, the linker or the disk failed; keeps what was run.
 `UserFault`:   something that the user registered is wrong; names it, and is always raised.
 
-At the border to PyTorch what is raised is wrapped into `FerriteError` (`failure.py`).
+At the border to PyTorch what is raised is wrapped into `FerriteError` (`failure.py`). An exception of any type carries
+its place there: the stage, and the op and the user's line as far as the code around it knows them (`within`).
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 
 class CompileFault(Exception):
@@ -64,3 +66,33 @@ def unknown(kind: str, name: str, valid: Iterable[str]) -> str:
     nearest = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
     hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
     return f"Unknown Ferrite {kind} {name!r}.{hint} Valid ones: {', '.join(valid)}"
+
+
+class within:
+    """`with within(place, node)`: what `place(node)` says, as {"op": ..., "line": ...}, is noted of an exception that
+    leaves the block, and asked for only then. What was noted nearer to the origin stays."""
+
+    def __init__(self, place: Callable[..., Mapping[str, str]], *arguments: Any) -> None:
+        self._place, self._arguments = place, arguments
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, Exception):
+            noted = place_of(error)
+            vars(error)["ferrite_place"] = {**self._place(*self._arguments), **noted}
+
+
+def place_of(error: BaseException) -> dict[str, str]:
+    """What is known of where an exception came from: "stage", "kernel", "op", "line"."""
+    return dict(vars(error).get("ferrite_place", ()))
+
+
+def take_place(error: BaseException) -> str:
+    """The same as a text, or nothing. The exception forgets it: the same object may be raised again elsewhere."""
+    place: dict[str, Any] = place_of(error)
+    vars(error).pop("ferrite_place", None)
+    known = [f"{name} {place[name]}" for name in ("stage", "kernel", "op") if place.get(name)]
+    known += [f"at {place['line']}"] if place.get("line") else []
+    return ", ".join(known)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ferrite.artifact.check_inputs import assumptions
 from ferrite.artifact.compiled import PLACELESS, CompiledGraph, Facts
 from ferrite.decisions import Decision
-from ferrite.errors import Unsupported, unknown
+from ferrite.errors import Unsupported, place_of, unknown, within
 from ferrite.extension import with_user_passes
 from ferrite.graph.aten_forms import is_aten
 from ferrite.graph.check import check_graph
@@ -39,6 +39,7 @@ from ferrite.graph.snapshot import take
 from ferrite.graph.strides import note_output_strides, restore_output_strides
 from ferrite.graph.values import refresh
 from ferrite.host.lowered import does_the_same
+from ferrite.host.nodes import place_of_kernel
 from ferrite.host.plan import plan_all
 from ferrite.loops.check import check_program
 from ferrite.loops.nodes import Program
@@ -148,8 +149,11 @@ def compile_graph(
             for op, count in lowered.fallbacks.items()
         ]
     with record.stage("loops"):
-        kernels = tuple(rewrite_kernel(kernel, options, record) for kernel in lowered.kernels)
-        lowered = replace(lowered, kernels=kernels)
+        kernels = []
+        for kernel in lowered.kernels:
+            with within(place_of_kernel, kernel.name, lowered.main.steps):
+                kernels.append(rewrite_kernel(kernel, options, record))
+        lowered = replace(lowered, kernels=tuple(kernels))
     with record.stage("schedule"):
         lowered = rewrite(lowered, "schedule", SCHEDULE_PASSES, options, record, same=does_the_same)
         record.decisions += lowered.decisions
@@ -164,14 +168,19 @@ def compile_graph(
         compiled = CompiledGraph(program, lowered.constants, facts, folder=str(folder or PLACELESS))
         record.compiled = compiled  # before it is loaded: whoever hears that this failed has the code
     with record.stage("native"):
-        compiled.build()
+        try:
+            compiled.build()
+        except Exception as error:
+            with within(place_of_kernel, place_of(error).get("kernel", ""), program.steps):
+                raise
     with record.stage("host"):
         compiled.load()
         record.decisions += compiled.decisions
         for name, why in compiled.refused.items():
             record.decisions.append(Decision("native", (name,), False, why))
             if options.strict:
-                raise Unsupported(f"machine code for {name}", why=why)
+                with within(place_of_kernel, name, program.steps):
+                    raise Unsupported(f"machine code for {name}", why=why)
         record.peak_memory, record.block_memory = compiled.peak, compiled.block
         record.changing_block = str(compiled.need.block) if compiled.need is not None else ""
         if compiled.why_python:

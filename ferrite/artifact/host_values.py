@@ -20,10 +20,10 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from ferrite.errors import Malformed, Unsupported
+from ferrite.errors import Malformed, Unsupported, within
 from ferrite.graph.names import resolve
 from ferrite.graph.text import read_type, read_types, split_type
-from ferrite.host.nodes import ALLOCATE, HOLD, PART, VIEWS, Call, HostProgram, Launch, Return
+from ferrite.host.nodes import ALLOCATE, HOLD, PART, VIEWS, Call, HostProgram, Launch, Return, place_of_step
 from ferrite.loops import index as sizes_of_loops
 from ferrite.loops.index import Index, constant, divides, maximum, minimum, of_atom, product
 from ferrite.loops.index import size as symbol
@@ -122,14 +122,15 @@ def infer(program: HostProgram, constants: Mapping[str, Any]) -> Values:
             raise Unsupported("a constant that is no tensor")
         walk.constant(name, tensor)
     for step in program.steps:
-        match step:
-            case Call(target=target) if target == PART:
-                take_part(step, values)
-            case Call():
-                walk.call(step)
-            case Launch():
-                for size in step.sizes:
-                    values.term(size)
+        with within(place_of_step, step):
+            match step:
+                case Call(target=target) if target == PART:
+                    take_part(step, values)
+                case Call():
+                    walk.call(step)
+                case Launch():
+                    for size in step.sizes:
+                        values.term(size)
     return values
 
 

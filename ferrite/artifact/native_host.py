@@ -36,10 +36,10 @@ from ferrite.artifact.kernels import Kernels, NativeKernel
 from ferrite.artifact.layout import Layout, layout_of, plan_in, values_in
 from ferrite.artifact.lend import can_lend
 from ferrite.artifact.plan_memory import Need, Plan, locals_of, plan
-from ferrite.errors import Unsupported
+from ferrite.errors import Unsupported, within
 from ferrite.graph.names import resolve
 from ferrite.host.memory import in_lines
-from ferrite.host.nodes import HOLD, Call, Free, HostProgram, Launch, Return
+from ferrite.host.nodes import HOLD, Call, Free, HostProgram, Launch, Return, place_of_step
 from ferrite.host.ranges import range_of
 from ferrite.loops.index import (
     ZERO,
@@ -193,15 +193,16 @@ class _Assembler:
             if label is not None:
                 no = self.constant(0)
                 self.call("aoti_record_function_start", self._text(label), no, no, no, _address(self.range))
-            match step:
-                case Call():
-                    self._write_call(step)
-                case Launch():
-                    self._write_launch(step, position)
-                case Free():
-                    self._free(step.names)
-                case Return():
-                    self._write_return(step, result)
+            with within(place_of_step, step):
+                match step:
+                    case Call():
+                        self._write_call(step)
+                    case Launch():
+                        self._write_launch(step, position)
+                    case Free():
+                        self._free(step.names)
+                    case Return():
+                        self._write_return(step, result)
             if label is not None:
                 self._end_range()
         self.code.append(0)

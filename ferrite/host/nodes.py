@@ -120,6 +120,22 @@ class Return:
 Step = Call | Launch | Free | Return
 
 
+def place_of_step(step: Step) -> dict[str, str]:
+    """What a step computes and for which lines of the user, for an error."""
+    match step:
+        case Call():
+            return {"op": step.target, "line": step.source}
+        case Launch():
+            return {"kernel": step.kernel, "op": ", ".join(step.ops), "line": step.source}
+    return {}
+
+
+def place_of_kernel(name: str, steps: Iterable[Step]) -> dict[str, str]:
+    """The same for the first step that launches a kernel."""
+    launches = (step for step in steps if isinstance(step, Launch) and step.kernel == name)
+    return {"kernel": name} | next(map(place_of_step, launches), {})
+
+
 @dataclass(frozen=True)
 class HostProgram:
     """One callable. `functions` are the bodies of cond, while_loop, scan, map and invoke_subgraph, called by name;

@@ -22,8 +22,8 @@ from functools import cached_property
 from types import TracebackType
 from typing import Any
 
-from ferrite.errors import Malformed, ToolFailed
-from ferrite.host.nodes import Call, HostProgram, Launch, Origin, Return, Step
+from ferrite.errors import Malformed, ToolFailed, within
+from ferrite.host.nodes import Call, HostProgram, Launch, Origin, Return, Step, place_of_step
 from ferrite.host.ranges import range_of
 from ferrite.host.text import show_step
 from ferrite.syntax import Named, Ref, show, show_call
@@ -68,8 +68,9 @@ def emit(program: HostProgram, ranges: str = "") -> PythonCode:
         lines += _header(function, boxed=function is program)
         for step in function.steps:
             label = range_of(step) if ranges else None
-            within = f"with {names.of_target(ranges)}({label!r}): " if label else ""
-            lines.append(f"    {within}{_line(step, names)}")
+            profiled = f"with {names.of_target(ranges)}({label!r}): " if label else ""
+            with within(place_of_step, step):
+                lines.append(f"    {profiled}{_line(step, names)}")
             if isinstance(step, (Call, Launch)):
                 steps[len(lines)] = step
     return PythonCode(program.name, "\n".join(lines) + "\n", names.called, names.passed, steps)

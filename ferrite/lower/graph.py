@@ -19,7 +19,7 @@ from torch._guards import detect_fake_mode
 from torch.fx import GraphModule, Node
 
 from ferrite.decisions import Decision
-from ferrite.errors import Unsupported
+from ferrite.errors import Unsupported, within
 from ferrite.graph.names import OF_TORCH, name_of
 from ferrite.graph.pattern.lowering import lowering_of
 from ferrite.graph.query import attribute, bytes_of_tensor, family, source_line, source_place, written_arguments
@@ -144,6 +144,10 @@ def lower(
     )
 
 
+def _place(node: Node) -> dict[str, str]:
+    return {"op": name_of(node.target) or node.name, "line": source_line(node)}
+
+
 def constant_nodes(constants: dict[str, Any]) -> tuple[Constant, ...]:
     return tuple(Constant(name, show_type(value)) for name, value in constants.items())
 
@@ -240,17 +244,18 @@ class _OneGraph:
     def run(self) -> None:
         for position, node in enumerate(self.module.graph.nodes):
             self.position = position
-            match node.op:
-                case "placeholder":
-                    self._placeholder(node)
-                case "get_attr":
-                    self.values[node] = self._attribute(node)
-                case "call_function":
-                    self._call(node)
-                case "output":
-                    self.result = self._host_value(node.args[0])
-                case _:
-                    raise Unsupported(f"a {node.op} node in a graph after autograd", at=source_place(node))
+            with within(_place, node):
+                match node.op:
+                    case "placeholder":
+                        self._placeholder(node)
+                    case "get_attr":
+                        self.values[node] = self._attribute(node)
+                    case "call_function":
+                        self._call(node)
+                    case "output":
+                        self.result = self._host_value(node.args[0])
+                    case _:
+                        raise Unsupported(f"a {node.op} node in a graph after autograd", at=source_place(node))
         if self.draws:
             self.steps.insert(0, _draw_seeds(self.seeds, self.draws))
 

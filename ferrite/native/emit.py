@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ferrite.decisions import Decision
-from ferrite.errors import Unsupported
+from ferrite.errors import Unsupported, within
 from ferrite.loops.access import accesses, read_by, written_by
 from ferrite.loops.dtypes import f32, i64
 from ferrite.loops.index import (
@@ -87,7 +87,8 @@ def emit(programs: Sequence[Program], target: Target) -> Emitted:
     decisions: list[Decision] = []
     for program in programs:
         try:
-            spared[program.name], decided = _emit_one(b, program)
+            with within(dict, {"kernel": program.name}):
+                spared[program.name], decided = _emit_one(b, program)
             names.append(program.name)
             decisions += decided
         except Unsupported as refusal:

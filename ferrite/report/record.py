@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ferrite.decisions import Decision
+from ferrite.errors import within
 from ferrite.step_cost import StepCost
 
 if TYPE_CHECKING:
@@ -81,10 +82,11 @@ class GraphRecord:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Time a stage; a stage that runs twice adds up."""
+        """Time a stage; a stage that runs twice adds up. What fails in it carries its name."""
         start = time.perf_counter()
         try:
-            yield
+            with within(dict, {"stage": name}):
+                yield
         finally:
             self.stages[name] = self.stages.get(name, 0.0) + time.perf_counter() - start
 

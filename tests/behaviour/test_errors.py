@@ -317,6 +317,58 @@ def test_a_fault_in_a_stage(
     assert caught.value.inner_exception is fault
 
 
+def softened(x: Tensor) -> Tensor:
+    y = x.sin() * 2
+    return torch.softmax(y, 0)
+
+
+# Where something is made to fail, and what must be named: the stage, the op, and text of the user's line if it is kept.
+EVERYWHERE: dict[str, tuple[str, tuple[str, ...]]] = {
+    "ferrite.lower.graph._row_of": ("stage lower", ("op aten.sin.default", "y = x.sin() * 2")),
+    "ferrite.pipeline.check_program": ("stage loops", ("kernel ", "op sin, mul, _softmax", "at test_errors.py:")),
+    "ferrite.native.emit._emit_one": ("stage native", ("kernel ", "op sin, mul, _softmax", "at test_errors.py:")),
+    "ferrite.artifact.native_host._Assembler._write_launch": (
+        "stage host",
+        ("op sin, mul, _softmax", "test_errors.py:"),
+    ),
+    "ferrite.host.python._line": ("stage host", ("op aten.empty_strided.default", "test_errors.py:")),
+    "ferrite.pipeline.costs_of": ("stage schedule", ()),
+    "ferrite.pipeline.plan_all": ("stage host", ()),
+}
+
+
+@pytest.mark.parametrize("where", EVERYWHERE)
+def test_a_fault_of_ours_is_named_by_stage_op_and_line(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, where: str
+) -> None:
+    def fail(*arguments: Any, **keywords: Any) -> Any:
+        raise IndexError("boom")
+
+    monkeypatch.setattr(where, fail)
+    stage, named = EVERYWHERE[where]
+    options = {"host": "python" if "host.python" in where else "native"}
+    x = torch.randn(8)
+    with caplog.at_level(logging.WARNING, "ferrite"):
+        assert equal(torch.compile(softened, backend="ferrite", options=options)(x), softened(x))
+    (said,) = [message for message in caplog.messages if "boom" in message]
+    (recorded,) = ferrite.last_record().failures
+    torch._dynamo.reset()
+    with pytest.raises(FerriteError) as caught:
+        torch.compile(softened, backend="ferrite", options=options | {"strict": True})(x)
+    for text in (said, recorded, str(caught.value)):
+        for word in ("graph 0 inference", stage, *named, "IndexError: boom"):
+            assert word in text
+
+
+def test_a_kernel_that_is_refused_is_named_by_op_and_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: Any, **keywords: Any) -> Any:
+        raise Unsupported("a thing")
+
+    monkeypatch.setattr("ferrite.native.emit._emit_one", refuse)
+    with pytest.raises(FerriteError, match=r"stage host, kernel \w+, op sin, mul, _softmax, at test_errors.py:"):
+        torch.compile(softened, backend="ferrite", options=STRICT)(torch.randn(8))
+
+
 def test_a_fault_before_autograd_runs_the_capture_in_eager(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
