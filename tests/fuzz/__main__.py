@@ -4,6 +4,7 @@
     python -m tests.fuzz --programs 10000 --seed 7 --level pre_grad  through the passes before autograd, against eager
     python -m tests.fuzz --programs 20000 --seed 7 --level loops     loop programs, machine code against the oracle
     python -m tests.fuzz --seed 7 --only 412                         one program, printed, with all engines
+    python -m tests.stacks --programs 3000 --seed 7                  stacks of modules; `--level stacks` by another name
 
 Programs run in worker processes that are replaced now and then, so that a crash or a hang of compiled code costs one
 program. Ends with status 1 if there was a difference, or a pass found nothing to do in many programs.
@@ -38,6 +39,10 @@ def show_one(plan: Plan, number: int, console: Console) -> bool:
         subject, difference = check_all_ways(plan.seed, number)
         console.print(difference or show(subject.program), highlight=False, markup=False, soft_wrap=True)
         return not difference
+    if plan.level == "stacks":
+        from tests.stacks.report import show_stack
+
+        return show_stack(plan.seed, number, console)
     program, chosen = program_of(plan, number), [engines(plan.level)[name] for name in plan.engines]
     first = chosen[0]
     console.print(

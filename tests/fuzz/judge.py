@@ -142,7 +142,7 @@ class Eager:
         class Move(torch.autograd.Function):
             @staticmethod
             def forward(context: Any, value: torch.Tensor) -> torch.Tensor:
-                return _moved(value, generator)
+                return nudged(value, generator)
 
             @staticmethod
             def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:
@@ -167,15 +167,15 @@ class Eager:
         def noted(value: torch.Tensor, rounds: bool) -> None:
             if value.is_floating_point() and rounds:
                 # `.data`: autograd is not told, so it differentiates the step as if its result were the noisy one
-                value.data.copy_(_moved(value.data, generator))
+                value.data.copy_(nudged(value.data, generator))
             if value.requires_grad:
                 # Of several parts, one that nobody reads has no gradient.
-                value.register_hook(lambda gradient: None if gradient is None else _moved(gradient, generator))
+                value.register_hook(lambda gradient: None if gradient is None else nudged(gradient, generator))
 
         return function_of(self.program, moved=moved, noted=noted, swapped=swapped, widely=widely)
 
 
-def _moved(value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+def nudged(value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """Each element by up to NOISE units in the last place, or so."""
     noise = torch.rand(value.shape, generator=generator, dtype=torch.float64) * 2 - 1
     wide = value.to(torch.float64)
@@ -210,7 +210,24 @@ def _call(function: Callable[..., Any]) -> Call:
 # ---- comparing
 
 
-class ProgramComparison(Comparison):
+class Promised(Comparison):
+    """Strides that differ from eager's are torch's error if its fake kernels promised them; then a result that is a
+    copy in eager may be a view. `promised`: those strides, by place."""
+
+    promised: dict[str, tuple[int, ...]]
+    as_promised = False
+
+    def differs(self, kind: str, where: str, eager: Any, compiled: Any) -> None:
+        strides = kind in ("strides", "gradient strides")
+        if strides and self.promised.get(where.removeprefix(SECOND)) == compiled:
+            self.as_promised = True
+        elif kind == "alias" and self.as_promised:
+            pass
+        else:
+            super().differs(kind, where, eager, compiled)
+
+
+class ProgramComparison(Promised):
     """As for one op, but values by Note [Judging programs]."""
 
     def __init__(self, eager: Eager) -> None:
@@ -220,18 +237,10 @@ class ProgramComparison(Comparison):
         self.notes: list[str] = []
         self.close = False
         self.values_defined = True
-        self.as_promised = False
 
-    def differs(self, kind: str, where: str, eager: Any, compiled: Any) -> None:
-        """Strides that differ from eager's are torch's error if its fake kernels promised them; then a result that is a
-        copy in eager may be a view."""
-        strides = kind in ("strides", "gradient strides")
-        if strides and self.asked.promised.get(where.removeprefix(SECOND)) == compiled:
-            self.as_promised = True
-        elif kind == "alias" and self.as_promised:
-            pass
-        else:
-            super().differs(kind, where, eager, compiled)
+    @property
+    def promised(self) -> dict[str, tuple[int, ...]]:  # type: ignore[override]
+        return self.asked.promised
 
     def _values(
         self,

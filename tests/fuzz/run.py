@@ -101,6 +101,15 @@ def program_of(plan: Plan, number: int) -> Program:
     return (pre_grad.generate if plan.level == "pre_grad" else generate)(plan.seed, number)
 
 
+def script_of(plan: Plan, number: int) -> str:
+    """What a task runs, as a script."""
+    if plan.level == "stacks":
+        from tests.stacks.report import script_of_stack
+
+        return script_of_stack(plan.seed, number)
+    return reproducer(program_of(plan, number), NATIVE)
+
+
 def run_loops(plan: Plan, number: int) -> Outcome:
     """A batch of loop programs."""
     from .loops import run_batch
@@ -108,6 +117,13 @@ def run_loops(plan: Plan, number: int) -> Outcome:
     batch = run_batch(plan.seed, number, LOOP_BATCH, plan.shrink_seconds)
     counts = Counter({"runs equal": batch.compared, "programs": LOOP_BATCH - len(batch.reports)})
     return Outcome(counts, batch.reports, batch.taken)
+
+
+def run_stack(plan: Plan, number: int) -> Outcome:
+    """One stack of modules; see `tests/stacks`."""
+    from tests.stacks.report import check
+
+    return check(plan, number)
 
 
 ENOUGH = 2000  # programs, after which every pass must have found something
@@ -136,6 +152,7 @@ TASKS: dict[str, Callable[[Plan, int], Outcome]] = {
     "torch": run_torch,
     "pre_grad": run_pre_grad,
     "loops": run_loops,
+    "stacks": run_stack,
 }
 
 
@@ -196,11 +213,11 @@ class Worker:
         return None
 
     def _lost(self, word: str, what: str) -> Outcome:
-        word_for_task = "batch" if self.plan.level == "loops" else "program"
+        word_for_task = {"loops": "batch", "stacks": "stack"}.get(self.plan.level, "program")
         report = f"{word_for_task} {self.number} of seed {self.plan.seed}: {what}"
         if self.plan.level != "loops":
             assert self.number is not None
-            report += "\n\n" + reproducer(program_of(self.plan, self.number), NATIVE)
+            report += "\n\n" + script_of(self.plan, self.number)
         self.stop()
         self.start()
         return Outcome(Counter({word: 1}), (report,))
