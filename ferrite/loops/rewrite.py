@@ -154,7 +154,8 @@ def _everything_inside(node: Tree) -> Iterator[Tree]:
 
 
 def met_always(node: Tree) -> Iterator[Tree]:
-    """What is computed at every point, each once: not what a guard or a requirement protects, nor inside reductions."""
+    """What is computed at every point, each once: not what a guard or a requirement protects, nor what reductions and
+    scans compute along axes of their own."""
     waiting: list[Tree] = [node]
     seen: set[Tree] = set()
     while waiting:
@@ -165,7 +166,7 @@ def met_always(node: Tree) -> Iterator[Tree]:
         yield current
         if isinstance(current, (Guarded, Require)):
             waiting.append(current.condition)
-        elif not isinstance(current, (Reduce, Fold)):
+        elif not isinstance(current, (Reduce, Fold, Scan, FoldScan)):
             waiting.extend(children(current))
 
 
