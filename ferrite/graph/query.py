@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch._functorch._aot_autograd.descriptors import BackwardTokenAOTOutput, ForwardTokenAOTOutput
 from torch.fx import Graph, GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
@@ -27,8 +28,23 @@ def only_user(node: Node) -> Node | None:
     return next(iter(node.users)) if len(node.users) == 1 else None
 
 
+_TOKENS = (ForwardTokenAOTOutput, BackwardTokenAOTOutput)
+
+
 def output_node(graph: Graph) -> Node:
     return graph.output_node()
+
+
+def output_roles(graph: Graph) -> list[Any] | None:
+    """What each output is for, as AOTAutograd says; None if it does not say. It takes the tokens of effects out of the
+    outputs and leaves their roles behind."""
+    output = output_node(graph)
+    roles, values = output.meta.get("desc"), output.args[0]
+    if not roles or not isinstance(values, (tuple, list)):
+        return None
+    if len(roles) != len(values):
+        roles = [role for role in roles if not isinstance(role, _TOKENS)]
+    return [*roles] if len(roles) == len(values) else None
 
 
 def tensors(node: Node) -> Iterator[torch.Tensor]:

@@ -20,7 +20,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from ferrite.decisions import Decision
 from ferrite.graph.ledger import ledger_of
-from ferrite.graph.query import bytes_of, output_node
+from ferrite.graph.query import bytes_of, output_node, output_roles
 
 aten = torch.ops.aten
 
@@ -34,7 +34,7 @@ def note_output_strides(graph: Graph, *, keep: bool = True) -> None:
     saved for the backward, and, if `keep` is false, of all."""
     output = output_node(graph)
     values = output_values(graph)
-    roles = output.meta.get("desc")
+    roles = output_roles(graph)
     noted: list[tuple[Any, ...] | None] = []
     for index, node in enumerate(values):
         visible = keep and not (roles is not None and isinstance(roles[index], _SAVED))

@@ -379,6 +379,45 @@ def test_numeric_check_runs_no_custom_op() -> None:
     assert said == "not checked: behaviour.scale.default may do more than compute"
 
 
+def test_effects_in_both_directions_beside_a_mutated_input() -> None:
+    """AOTAutograd takes the tokens of effects out of the results and leaves what it says of them behind."""
+    from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
+
+    with torch.library._scoped_library("behaviour_effects", "FRAGMENT") as library:
+        handles = []
+        for name in ("go", "back"):
+            library.define(f"{name}(Tensor x) -> Tensor")
+            for key in ("CPU", "Meta"):
+                library.impl(name, lambda x: x.clone(), key)
+            op = getattr(torch.ops.behaviour_effects, name).default
+            handles.append(_register_effectful_op(op, _EffectType.ORDERED))
+
+        def backward(context: Any, gradient: Tensor) -> Tensor:
+            return torch.ops.behaviour_effects.back(gradient) * 2
+
+        torch.library.register_autograd("behaviour_effects::go", backward, lib=library)
+
+        def function(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+            z = y * 3
+            y.acos_()
+            return torch.ops.behaviour_effects.go(x.sin()), z
+
+        x, y = torch.rand(3, requires_grad=True), torch.rand(3, requires_grad=True)
+        compiled = torch.compile(function, backend="ferrite", fullgraph=True, options={"strict": True, "cache": "off"})
+        found: list[list[Tensor]] = []
+        try:
+            for call in (function, compiled):
+                written = y * 1
+                first, second = call(x, written)
+                sums = first.sum() + (second * 5).sum() + written.sum()
+                found.append([first, second, written, *torch.autograd.grad(sums, (x, y))])
+        finally:
+            for handle in handles:
+                if hasattr(handle, "destroy"):
+                    handle.destroy()
+        torch.testing.assert_close(found[1], found[0])
+
+
 def test_python_print_breaks_the_graph_and_prints(capfd: pytest.CaptureFixture[str]) -> None:
     def function(x: Tensor) -> Tensor:
         y = x + 1

@@ -17,7 +17,7 @@ from torch._functorch._aot_autograd.descriptors import (
 )
 from torch.fx import Graph, Node
 
-from ferrite.graph.query import memory_of, output_node
+from ferrite.graph.query import memory_of, output_node, output_roles
 
 aten = torch.ops.aten
 
@@ -26,7 +26,7 @@ _SAVED = (SavedForBackwardsAOTOutput, SavedForBackwardsNoVcCheckAOTOutput)
 
 def keep_saved_inputs(graph: Graph) -> int:
     output = output_node(graph)
-    roles = output.meta.get("desc")
+    roles = output_roles(graph)
     if not roles or not any(isinstance(role, InputMutationAOTOutput) for role in roles):
         return 0
     overwritten = {role.mutated_input for role in roles if isinstance(role, InputMutationAOTOutput)}

@@ -28,7 +28,7 @@ from torch._guards import TracingContext, detect_fake_mode
 from torch.fx import Graph, Node, map_arg
 from torch.utils._pytree import tree_leaves
 
-from ferrite.graph.query import calls, is_call, memory_of, output_node, written_arguments
+from ferrite.graph.query import calls, is_call, memory_of, output_node, output_roles, written_arguments
 
 aten = torch.ops.aten
 
@@ -145,10 +145,10 @@ def _are_inputs(output: Node, value: Node) -> bool:
     them of the input again."""
     context = TracingContext.try_get()
     facts = context.fw_metadata if context is not None else None
-    roles, values = output.meta.get("desc"), output.args[0]
-    if facts is None or not roles or not isinstance(values, (tuple, list)):
+    roles = output_roles(output.graph)
+    if facts is None or roles is None:
         return False
-    places = [role for role, given in zip(roles, values, strict=True) if given is value]
+    places = [role for role, given in zip(roles, output.args[0], strict=True) if given is value]
     return all(
         isinstance(role, PlainAOTOutput)
         and role.idx < len(facts.output_info)
