@@ -22,7 +22,8 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -692,20 +693,38 @@ class _address(int):
 
 
 def _shown_views(program: HostProgram, values: Values) -> frozenset[str]:
-    """Views that lead from an input to a result, where sizes change: AOTAutograd asks such a result which views it was
-    made by, and makes them again for the caller. Only the dispatcher notes that. It would come to `as_strided`, whose
-    gradient has other strides, and other values where elements of the input share their memory. (Of known sizes it has
-    kept the views itself.)"""
-    if not values.changing:
-        return frozenset()
+    """Views of which the dispatcher has to know, because AOTAutograd asks a result for its base.
+
+    Views that lead from an input to a result, where sizes change: AOTAutograd makes them again for the caller. It would
+    come to `as_strided`, whose gradient has other strides, and other values where elements of the input share their
+    memory. (Of known sizes it has kept the views itself.)
+
+    Views that lead to results with one memory, if the dispatcher makes some of them: a later graph that is given such
+    results, and writes to one, must find the same base in all of them, or none in any.
+    """
     given = {entry.name for entry in program.inputs}
-    calls = [step for step in program.steps if isinstance(step, Call) and step.result in values.views]
-    sources = {call.result: call.args[0].name for call in calls}
-    shown: set[str] = set()
-    for name in _names_in(program.steps[-1]):
-        while name in sources and values.tensors[name].root in given:
-            shown.add(name)
+    calls = [step for step in program.steps if isinstance(step, Call) and step.result in values.tensors]
+    sources = {
+        call.result: call.args[0].name
+        for call in calls
+        if call.args and isinstance(call.args[0], Ref) and call.args[0].name in values.tensors
+    }
+
+    def way(name: str) -> Iterator[str]:
+        """The views that lead from memory to a result, the last one first."""
+        while name in sources and values.tensors[name].root != name:
+            yield name
             name = sources[name]
+
+    by_root: defaultdict[str, list[str]] = defaultdict(list)
+    for name in _names_in(program.steps[-1]):
+        if name in values.tensors:
+            by_root[values.tensors[name].root].append(name)
+    shown: set[str] = set()
+    for root, results in by_root.items():
+        views = {view for name in results for view in way(name)}
+        if values.changing if root in given else len(results) > 1 and not views <= values.views:
+            shown |= views & values.views
     return frozenset(shown)
 
 

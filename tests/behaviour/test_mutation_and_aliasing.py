@@ -498,3 +498,26 @@ def test_a_repeated_result_before_its_source_changes(dynamic: bool) -> None:
         return repeated, windows
 
     compare(function, torch.arange(7), dynamic=dynamic)
+
+
+@pytest.mark.parametrize("second", ["squeeze", "diagonal", "unfold", "split"])
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_results_with_one_memory_have_one_base(second: str, dynamic: bool) -> None:
+    """The next graph writes to one of them, for which AOTAutograd wants either the same base in all, or none."""
+    ways: dict[str, Callable[[Tensor], Tensor]] = {
+        "squeeze": lambda a: a.squeeze(),
+        "diagonal": lambda a: a.diagonal(),
+        "unfold": lambda a: a.unfold(0, 2, 1),
+        "split": lambda a: a.split(1)[1],
+    }
+
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        base = x + 1
+        first = base[0:2]
+        other = ways[second](first)
+        torch._dynamo.graph_break()
+        first[0] = 2
+        other.add_(1)
+        return first, other
+
+    compare(function, torch.randn(3, 3), dynamic=dynamic, fullgraph=False)
