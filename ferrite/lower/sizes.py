@@ -39,6 +39,14 @@ class Sizes:
         self._symbols: dict[str, sympy.Symbol] = {}
         self._read: dict[sympy.Expr, Index] = {}
         self._version: object = None
+        self._extents: set[sympy.Symbol] = set()  # sizes of tensors
+
+    def note_extents(self, extents: Iterable[Symbolic]) -> None:
+        """Note sizes of tensors, so none is negative. ShapeEnv may not know it of a number that was given as a size:
+        the other sizes of a tensor without elements are never compared."""
+        for extent in extents:
+            if isinstance(extent, torch.SymInt) and isinstance(extent.node.expr, sympy.Symbol):
+                self._extents.add(extent.node.expr)
 
     def index(self, value: Symbolic) -> Index:
         """The size as an index. `Unsupported` if the algebra has no form for it."""
@@ -112,6 +120,8 @@ class Sizes:
         high = _number(known.upper) if known is not None else None
         if low is None and symbol.is_nonnegative:
             low = 1 if symbol.is_positive else 0
+        if symbol in self._extents:
+            low = max(low or 0, 0)
         return low, high
 
     def _known_divisor(self, symbol: sympy.Symbol) -> int:

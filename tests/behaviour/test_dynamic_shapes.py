@@ -408,3 +408,13 @@ def test_a_computed_size_of_one_is_stretched() -> None:
     for n in (3, 4, 8, 3):
         x = torch.randn(2, n)
         assert equal(compiled(x), function(x))
+
+
+def test_numbers_as_sizes_of_a_tensor_without_elements() -> None:
+    """Tracing never asks whether the other size is negative; eager's op does."""
+
+    def function(x: Tensor, size: list[int], stride: list[int]) -> Tensor:
+        part = x.as_strided(size, stride)
+        return x * part.view(-1).sum() + (part * 2).sum()
+
+    compare(function, torch.randn(3), [0, 3], [3, 1], dynamic=True)
