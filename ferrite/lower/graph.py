@@ -22,7 +22,15 @@ from ferrite.decisions import Decision
 from ferrite.errors import Unsupported, within
 from ferrite.graph.names import OF_TORCH, name_of
 from ferrite.graph.pattern.lowering import lowering_of
-from ferrite.graph.query import attribute, bytes_of_tensor, family, source_line, source_place, tensors, written_arguments
+from ferrite.graph.query import (
+    attribute,
+    bytes_of_tensor,
+    family,
+    source_line,
+    source_place,
+    tensors,
+    written_arguments,
+)
 from ferrite.graph.strides import REALISED
 from ferrite.graph.text import show_type, type_of_list
 from ferrite.host.lowered import Body, Lowered
@@ -132,7 +140,9 @@ def lower(
     sizes = Sizes(shape_env := _shape_env(module))
     if shape_env is not None:
         nodes = (node for _, member in family(module) for node in member.graph.nodes)
-        sizes.note_extents(extent for node in nodes for fake in tensors(node) if is_plain(fake) for extent in fake.shape)
+        sizes.note_extents(
+            extent for node in nodes for fake in tensors(node) if is_plain(fake) for extent in fake.shape
+        )
     shared = _Shared(sizes, rules, taken=names)
     one = _OneGraph(module, shared, (static, donated, saved), parts)
     one.run()

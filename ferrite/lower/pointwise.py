@@ -25,6 +25,7 @@ from ferrite.lower.value import (
     FROM_DTYPE,
     Tensor,
     apply,
+    as_tensor,
     axes_for,
     broadcast_sizes,
     cast,
@@ -565,6 +566,7 @@ def to_copy(x: Tensor, *, dtype: torch.dtype | None = None, **others: Any) -> Te
     """Another dtype, the same values; the memory format shows in the strides, which come from the trace."""
     if others.get("layout") not in (None, torch.strided) or others.get("pin_memory"):
         raise Unsupported("a copy to another layout or to pinned memory")
+    x = as_tensor(x)
     return Tensor(x.axes, cast(x.body, x.dtype if dtype is None else dtype_of(dtype)))
 
 
@@ -581,4 +583,4 @@ def clone(x: Tensor, *, memory_format: Any = None) -> Tensor:
 @lowers(aten.copy.default)
 def copy(x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     """The values of source in the shape and dtype of x."""
-    return Tensor(x.axes, cast(expand(source, x.sizes).body, x.dtype))
+    return Tensor(x.axes, cast(expand(as_tensor(source), x.sizes).body, x.dtype))

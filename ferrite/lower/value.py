@@ -167,6 +167,13 @@ def scalar(value: Any, dtype: DType) -> Expr:
     raise Unsupported(f"a scalar argument of type {type(value).__name__}")
 
 
+def as_tensor(value: Any) -> Tensor:
+    """A number where an op takes a tensor, as a tensor without dimensions."""
+    if isinstance(value, Tensor):
+        return value
+    return Tensor((), scalar(value, promote(value, default=f64)))
+
+
 def promote(*operands: Any, default: DType = f32) -> DType:
     """The dtype in which PyTorch computes: tensors decide, then tensors without dimensions, then numbers."""
     levels: list[list[DType]] = [[], [], []]

@@ -17,7 +17,7 @@ from torch._dynamo.utils import counters
 import ferrite
 import ferrite.backend
 from ferrite import pipeline
-from tests.behaviour.compare import STRICT, assert_same, equal
+from tests.behaviour.compare import STRICT, assert_same, compare, equal
 
 
 def compile_strict(function: Any, **keywords: Any) -> Any:
@@ -473,3 +473,12 @@ def test_collection_of_garbage_is_as_before_after_a_compile(enabled: bool, monke
     finally:
         gc.enable() if before else gc.disable()
     assert seen == [False, False]
+
+
+@pytest.mark.parametrize("number", [3.14, -2, True])
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_vmap_over_an_op_with_a_number(number: float, dynamic: bool) -> None:
+    """Batching makes a tensor of the number: the graph has an op on tensors that is given a number."""
+    mapped = torch.vmap(torch.mul, in_dims=(0, None))
+    compare(lambda x: mapped(x, number), torch.randn(3, 4), dynamic=dynamic)
+    compare(lambda x: mapped(x, number), torch.arange(6).reshape(2, 3), dynamic=dynamic)
