@@ -54,6 +54,10 @@ log = logging.getLogger(__name__)
 _PASS_THROUGH = (ShortenTraceback, SkipFrame, RestartAnalysis, *exceptions_allowed_to_be_fallback)
 _SUPPORTED_DEVICES = frozenset({"cpu", "meta"})
 
+# What Ferrite does is not the user's program, wherever Dynamo meets it: in a compile within `backward()` after a graph
+# break, or in a call.
+torch._dynamo.trace_rules.add("ferrite")
+
 _graph_ids = itertools.count()
 _records: deque[Record] = deque(maxlen=64)
 

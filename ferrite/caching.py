@@ -19,6 +19,7 @@ Note [Watching]
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import logging
 import os
@@ -47,6 +48,7 @@ from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
 
 from ferrite import registry
 from ferrite.artifact import autograd_facts
+from ferrite.artifact.backward_graph import pack_graph, unpack_graph
 from ferrite.artifact.compiled import CompiledGraph
 from ferrite.artifact.direct import direct
 from ferrite.artifact.entry import Entry, Wrapping, bundle, decode, encode, moved_lines, objects_of, unbundle
@@ -322,7 +324,10 @@ def wrapped(
         backward_time_taken_ns=0,
         sanitized_aot_config=None,
         guards_expr=None,
-        serialized_bw_module=None,
+        # Compiled autograd alone asks for the graph.
+        serialized_bw_module=SimpleNamespace(deserialize=functools.partial(unpack_graph, entry.wrapping.backward))
+        if backward is not None
+        else None,
     )
     forward = (graphs.get("inference") or graphs["forward"]).load()
     reverse = None
@@ -404,8 +409,8 @@ def watching(lookup: Lookup, made: Mapping[str, CompiledGraph], record: Record) 
             with _nobody_sees(lookup):
                 _keep(lookup, said, made, ("forward", "backward"), record)
 
-        if "backward" not in made:
-            return keep, result[1]
+        if "backward" not in made:  # PyTorch will call this in the first backward, where Dynamo may look at frames
+            return torch._dynamo.disable(keep, reason="writes to Ferrite's cache"), result[1]
         keep()
         return result
 
@@ -417,7 +422,7 @@ def watching(lookup: Lookup, made: Mapping[str, CompiledGraph], record: Record) 
 
 
 _TOLD = ("fw_metadata", "wrappers", "maybe_subclass_meta", "num_fw_outs_saved_for_bw", "_indices_of_inps_to_detach",
-         "num_symints_saved_for_bw")  # fmt: skip
+         "num_symints_saved_for_bw", "bw_module")  # fmt: skip
 
 
 @contextmanager
@@ -428,7 +433,9 @@ def _nobody_sees(lookup: Lookup) -> Iterator[None]:
     except Exception as error:
         if not isinstance(error, Unsupported):
             if lookup.store is not None and lookup.store.strict:
-                raise
+                if isinstance(error, BrokenCache):
+                    raise
+                raise BrokenCache("a graph is not stored", ran="what makes an entry", why=str(error)) from error
             log.warning("Ferrite's cache: a graph is not stored: %s: %s", type(error).__name__, error)
         lookup.reason += f"; not stored: {error.title if isinstance(error, Unsupported) else error}"
         counters["ferrite"]["graph_cache_unstored"] += 1
@@ -463,6 +470,7 @@ def _keep(
             told["num_fw_outs_saved_for_bw"],
             tuple(told["_indices_of_inps_to_detach"] or ()),
             told["num_symints_saved_for_bw"],
+            pack_graph(told["bw_module"]) if "backward" in phases else b"",
         ),
         {phase: made[phase].parcel() for phase in phases},
         {},
@@ -476,6 +484,7 @@ def _keep(
         return
     name = _free_name(lookup.store, lookup.key, guards)
     data, objects = encode(entry)
+    _check_readable(data, objects)
     if write(lookup.store, name, data, objects):
         lookup.reason += f"; stored as {name[:12]}"
         counters["ferrite"]["graph_cache_saved"] += 1
@@ -521,6 +530,14 @@ def _resolved(name: str) -> OpOverload | OpOverloadPacket | None:
     except (AttributeError, ImportError):
         return None
     return thing if isinstance(thing, (OpOverload, OpOverloadPacket)) else None
+
+
+def _check_readable(data: bytes, objects: Mapping[str, bytes]) -> None:
+    """Raises what a reader would: an entry that cannot be read again is not stored."""
+    entry = decode(data, objects.get)
+    autograd_facts.unpack_whole(entry.wrapping.facts)
+    for parcel in entry.graphs.values():
+        CompiledGraph.unpack(parcel)
 
 
 def write(store: Store, name: str, entry: bytes, objects: Mapping[str, bytes]) -> bool:

@@ -22,12 +22,14 @@ FORMAT = 4
 
 
 class Wrapping(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What AOTAutograd keeps about the graphs; `facts` as `autograd_facts.pack` writes them."""
+    """What AOTAutograd keeps about the graphs; `facts` as `autograd_facts.pack` writes them. `backward`: the graph, as
+    `backward_graph.pack_graph` writes it, if there is one."""
 
     facts: Any
     saved: int | None  # how many results of the forward graph are there for the backward graph
     detached: tuple[int, ...]  # inputs that the forward graph takes without their history
     saved_sizes: int | None
+    backward: bytes
 
 
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

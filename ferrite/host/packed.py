@@ -71,16 +71,16 @@ def _pack_step(step: Step) -> Packed:
 def _unpack_step(packed: Packed, lines: Mapping[str, str]) -> Step:
     match packed:
         case ["call", result, target, args, kwargs, source, gives]:
-            named = {name: _unpack_value(value) for name, value in kwargs.items()}
-            return Call(result, target, tuple(map(_unpack_value, args)), named, _now(source, lines), gives)
+            named = {name: unpack_value(value) for name, value in kwargs.items()}
+            return Call(result, target, tuple(map(unpack_value, args)), named, _now(source, lines), gives)
         case ["launch", kernel, buffers, sizes, source, origins, ops]:
             known = tuple(Origin(op, lines.get(line, line), message) for op, line, message in origins)
-            given = tuple(map(_unpack_value, sizes))
+            given = tuple(map(unpack_value, sizes))
             return Launch(kernel, tuple(buffers), given, _now(source, lines), known, tuple(ops))
         case ["free", names]:
             return Free(tuple(names))
         case ["return", value]:
-            return Return(_unpack_value(value))
+            return Return(unpack_value(value))
     raise ValueError("not a step of a host program")
 
 
@@ -110,7 +110,7 @@ def pack_value(value: Any) -> Packed:
     raise Malformed(f"a {type(value).__name__} cannot be packed", where="host.packed", program=repr(value))
 
 
-def _unpack_value(packed: Packed) -> Any:
+def unpack_value(packed: Packed) -> Any:
     if not isinstance(packed, list):
         return packed
     match packed:
@@ -119,13 +119,13 @@ def _unpack_value(packed: Packed) -> Any:
         case ["named", str(path)]:
             return Named(path)
         case ["tuple", *items]:
-            return tuple(map(_unpack_value, items))
+            return tuple(map(unpack_value, items))
         case ["list", *items]:
-            return [_unpack_value(item) for item in items]
+            return [unpack_value(item) for item in items]
         case ["dict", *items]:
-            return {_unpack_value(key): _unpack_value(item) for key, item in items}
+            return {unpack_value(key): unpack_value(item) for key, item in items}
         case ["slice", start, stop, step]:
-            return slice(_unpack_value(start), _unpack_value(stop), _unpack_value(step))
+            return slice(unpack_value(start), unpack_value(stop), unpack_value(step))
         case ["complex", real, imaginary]:
             return complex(real, imaginary)
     raise ValueError("not a value of a host program")
