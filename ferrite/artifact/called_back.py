@@ -16,11 +16,13 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 
 from ferrite.artifact.doors import last_error, libraries
 from ferrite.artifact.host_values import filled
 from ferrite.artifact.kernels import NativeKernel
 from ferrite.errors import ToolFailed
+from ferrite.graph.names import OF_TORCH, resolve
 from ferrite.host.nodes import Call, Launch
 from ferrite.host.python import describe
 from ferrite.host.text import show_step
@@ -61,18 +63,31 @@ class PythonCall:
                     else f"raised in {show_step(self.step)}"
                 )
             raise
-        if made is None:
-            return
         # Of a list whose length depends on sizes, there are slots for those that are read.
         given = made if isinstance(made, (tuple, list)) else (made,)
+        if any(slot is not None for slot in self.results[len(given) :]):
+            raise IndexError(f"list index out of range: {show_step(self.step)} gave {len(given)} results")
         for place, counted in self.counted.items():
             ctypes.c_int64.from_address(frame + 8 * counted).value = operator.index(given[place])
-        for slot, result in zip(self.results, given, strict=False):
-            if slot is None or result is None:  # an op may leave out what it need not give
+        for place, (slot, result) in enumerate(zip(self.results, given, strict=False)):
+            if slot is None or (result is None and self._may_leave_out(place)):
                 continue
             if not isinstance(result, torch.Tensor):
-                raise ToolFailed("a call gave no tensor", ran=show_step(self.step), why=type(result).__name__)
+                raise RuntimeError(f"{show_step(self.step)} gave a {type(result).__name__} in the place of a tensor")
+            if result.is_neg() and not self._is_of_torch:  # kernels read what is in memory
+                result = result.resolve_neg()
             new_handle(id(result) + BEHIND_HEADER, frame + 8 * slot)
+
+    @property
+    def _is_of_torch(self) -> bool:
+        return not isinstance(self.step, Call) or self.step.target.startswith(OF_TORCH)
+
+    def _may_leave_out(self, place: int) -> bool:
+        """Whether a result may be None: operators of PyTorch leave out what nobody asked for, whatever their schemas
+        say."""
+        op = None if self._is_of_torch or isinstance(self.step, Launch) else resolve(self.step.target)
+        kinds = [str(each.type) for each in op._schema.returns] if isinstance(op, OpOverload) else []
+        return kinds[place : place + 1] != ["Tensor"]
 
 
 def tensor_of(handle: int) -> torch.Tensor | None:

@@ -193,9 +193,9 @@ class _Known:
         if not all(name in values.tensors for name in names):
             raise Unsupported("values that are no tensors")
         if call.target == HOLD:
-            tensor, strides, dtype = call.args
-            source, meta = values.tensors[tensor.name], self.meta(tensor.name)
-            held = torch.empty_strided(meta.shape, strides, dtype=resolve(dtype.path), device="meta")
+            tensor, sizes, strides, dtype, _ = call.args
+            source = values.tensors[tensor.name]
+            held = torch.empty_strided(sizes, strides, dtype=resolve(dtype.path), device="meta")
             values.tensors[call.result] = self._value(held, source.root, source.offset.constant)
             return
         if not call.target.startswith("aten."):
@@ -317,11 +317,10 @@ class _Changing:
                 raise Unsupported(f"a tensor on {kind['device']}")
             values.tensors[call.result] = Value(call.result, kind["dtype"], sizes, strides)
         elif call.target == HOLD:
-            tensor, strides, dtype = call.args
+            tensor, sizes, strides, dtype, _ = call.args
             source = values.tensors[tensor.name]
-            steps = tuple(map(values.term, strides))
-            sizes = self._ask(tensor.name, len(steps)) if source.sizes is None else source.sizes
-            values.tensors[call.result] = Value(source.root, resolve(dtype.path), sizes, steps, source.offset)
+            shape, steps = (tuple(map(values.term, each)) for each in (sizes, strides))
+            values.tensors[call.result] = Value(source.root, resolve(dtype.path), shape, steps, source.offset)
         elif call.target in PRODUCTS and (made := self._product(call)) is not None:
             values.tensors[call.result] = made
         else:

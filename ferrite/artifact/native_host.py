@@ -265,10 +265,12 @@ class _Assembler:
             value, source = self.values[call.result], self._handle(call.args[0].name)
             value.handle, value.is_owned = self.owned_slot(), True
             python = self.constant(id(self._python_call(call, [value])))
-            _, strides, dims = self._shape(value)
-            dtype, *_ = self._kind(value)
+            sizes, strides, dims = self._shape(value)
+            dtype, device, _ = self._kind(value)
+            assert value.dtype is not None
             self.call(
-                "ferrite_hold", source, _address(value.handle), strides, dims, dtype, _address(machine.THREAD), python,
+                "ferrite_hold", source, _address(value.handle), sizes, strides, dims, dtype, device,
+                self.constant(value.dtype.itemsize), self.number(value.bytes), _address(machine.THREAD), python,
                 machine.FRAME, checked=True,
             )  # fmt: skip
         else:

@@ -16,10 +16,12 @@ from typing import Any
 
 import torch
 from torch._guards import detect_fake_mode
+from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from ferrite.decisions import Decision
 from ferrite.errors import Unsupported, within
+from ferrite.graph.effects import is_of_torch
 from ferrite.graph.names import OF_TORCH, name_of
 from ferrite.graph.pattern.lowering import lowering_of
 from ferrite.graph.query import (
@@ -444,6 +446,8 @@ class _OneGraph:
         for argument in written_arguments(node):
             self._store_readers_of(self.values.get(argument))
         target = name_of(node.target)
+        if target in KEEPS_ITS_PROMISE:
+            self._check_operands(node)
         args, kwargs = self._host_value(node.args), self._host_value(node.kwargs)
         if self.padded and wants_dense(node, lambda op: False) is not None:
             args, kwargs = renamed((args, kwargs), self._dense_operands(node))
@@ -462,6 +466,12 @@ class _OneGraph:
         value = self.values[node] = self._on_host(node, node.name, root if shares else None)
         value.is_promised = value.tensor is not None and target not in KEEPS_ITS_PROMISE
         value.is_doubtful = self._is_doubtful(node, target)
+
+    def _check_operands(self, node: Node) -> None:
+        """A product keeps its promise if its operands do. An operator of PyTorch gives the sizes that it says."""
+        for value in map(self.values.get, node.all_input_nodes):
+            if isinstance(value, _Value) and value.is_promised and not _is_of_known_sizes(value.node):
+                self._in_memory_as_promised(value)
 
     def _dense_operands(self, node: Node) -> dict[str, str]:
         """Names of copies that lie as traced, for operands that have gaps: the op was taken for loops, and its row has
@@ -657,8 +667,9 @@ class _OneGraph:
         """The name of a tensor that lies as the trace has it: the value itself, or a copy."""
         name = self.shared.fresh(f"{value.host}_strided")
         buffer = self._buffer(name, value.fake)
-        strides = tuple(self.host_sizes.value(stride) for stride in buffer.strides)
-        self.steps.append(Call(name, HOLD, (Ref(str(value.host)), strides, _NAMED_DTYPES[buffer.dtype.name]), {}))
+        sizes, strides = (tuple(map(self.host_sizes.value, each)) for each in (buffer.sizes, buffer.strides))
+        dtype, maker = _NAMED_DTYPES[buffer.dtype.name], _maker(value.node)
+        self.steps.append(Call(name, HOLD, (Ref(str(value.host)), sizes, strides, dtype, maker), {}))
         self._exists(value, name)
         return name
 
@@ -881,6 +892,26 @@ def _in_a_tuple(lower: Callable[..., Any]) -> Callable[..., Any]:
         return (made,) if isinstance(made, Tensor) else made
 
     return lower_call
+
+
+def _maker(node: Node) -> str:
+    """The op that made a value, or one of several; the caller of the function whose argument it is."""
+    source = _source_of(node)
+    return (
+        f"the caller of the body with {node.name}"
+        if source.op == "placeholder"
+        else name_of(source.target) or source.name
+    )
+
+
+def _is_of_known_sizes(node: Node) -> bool:
+    target = _source_of(node).target
+    return isinstance(target, OpOverload) and is_of_torch(target)
+
+
+def _source_of(node: Node) -> Node:
+    """The call that gives a value among several, or the value's own."""
+    return node.args[0] if node.target is operator.getitem else node
 
 
 def _computed(values: Sequence[_Value]) -> list[Node]:
