@@ -192,8 +192,8 @@ def _from_cache(lookup: caching.Lookup, record: Record, options: Options) -> Cal
                 graphs = caching.said_by(lookup.entry)
                 record.graphs += graphs
                 for graph in graphs:
+                    trace.count(graph)
                     if graph.phase in lookup.entry.graphs:
-                        trace.count(graph)
                         graph.compiled = made[graph.phase]
             except Exception as error:
                 # The digest is right, so this is an entry that we should not have written.

@@ -21,6 +21,7 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import json
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -34,13 +35,14 @@ from unittest import mock
 
 import msgspec
 import torch
-from torch._dynamo.utils import counters
+from torch._dynamo.utils import CompileEventLogger, counters
 from torch._functorch import aot_autograd
 from torch._functorch._aot_autograd import graph_compile
 from torch._functorch._aot_autograd.schemas import AOTConfig
 from torch._guards import TracingContext
 from torch._library.custom_ops import OPDEFS
 from torch._logging import _internal as logging_of_torch
+from torch._logging import trace_structured
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.compiler._cache import CacheArtifactRecorder
 from torch.fx import GraphModule
@@ -99,9 +101,22 @@ class Lookup:
         if self.store is not None:
             self.store.discard(GRAPHS, self.name, why)
         self.outcome, self.entry = "miss", None
-        counters["ferrite"]["graph_cache_hit"] -= 1
-        counters["ferrite"]["graph_cache_miss"] += 1
         self.reason = f"what was stored does not work: {why}"
+        counters["ferrite"]["graph_cache_hit"] -= 1
+        _tell("miss", self)
+
+
+def _tell(action: str, lookup: Lookup) -> None:
+    """Counts what the cache did, and tells those who watch compiles: an event, and a line of the structured trace."""
+    counters["ferrite"][f"graph_cache_{action}"] += 1
+    name = f"ferrite_graph_cache_{action}"
+    facts = {"key": lookup.key, "reason": lookup.reason, "cache_state": action}
+    CompileEventLogger.instant(name, facts)
+    trace_structured(
+        "artifact",
+        metadata_fn=lambda: {"name": f"{name}_{counters['ferrite'][f'graph_cache_{action}']}", "encoding": "json"},
+        payload_fn=lambda: json.dumps(facts),
+    )
 
 
 _latest: list[Lookup] = []
@@ -144,7 +159,7 @@ def look_up(module: GraphModule, options: Options, taker: Taker | None = None) -
         log.warning("Ferrite's cache: a graph has no key: %s: %s", type(error).__name__, error)
         found = Lookup("bypass", f"{type(error).__name__}: {error}")
     if found.outcome != "off":
-        counters["ferrite"][f"graph_cache_{found.outcome}"] += 1
+        _tell(found.outcome, found)
         _latest[:] = [found]
     return found
 
@@ -438,7 +453,7 @@ def _nobody_sees(lookup: Lookup) -> Iterator[None]:
                 raise BrokenCache("a graph is not stored", ran="what makes an entry", why=str(error)) from error
             log.warning("Ferrite's cache: a graph is not stored: %s: %s", type(error).__name__, error)
         lookup.reason += f"; not stored: {error.title if isinstance(error, Unsupported) else error}"
-        counters["ferrite"]["graph_cache_unstored"] += 1
+        _tell("unstored", lookup)
 
 
 def _keep(
@@ -487,7 +502,7 @@ def _keep(
     _check_readable(data, objects)
     if write(lookup.store, name, data, objects):
         lookup.reason += f"; stored as {name[:12]}"
-        counters["ferrite"]["graph_cache_saved"] += 1
+        _tell("saved", lookup)
         _hand_on(name, data, objects, lookup.taker)
 
 

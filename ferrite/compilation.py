@@ -87,6 +87,7 @@ class Compilation:
         entry = self.record.graph("pre_grad")
         self._note_nodes(module)
         pipeline.edit_pre_grad(module, self.options, entry, inputs)
+        trace.count(entry)
         if any(run.changed for run in entry.passes):
             trace.graph(f"ferrite graph {self.record.graph_id} after pre_grad", module, trace.pre_grad_log)
         return module
@@ -94,7 +95,9 @@ class Compilation:
     def _partition(self, joint: GraphModule, inputs: Sequence[Any], **facts: Any) -> tuple[GraphModule, GraphModule]:
         """Joint passes, then the user's partitioner or min-cut; what AOTAutograd knows is handed on untouched."""
         self._note_nodes(joint)
-        pipeline.edit_joint(joint, self.options, self.record.graph("joint"))
+        entry = self.record.graph("joint")
+        pipeline.edit_joint(joint, self.options, entry)
+        trace.count(entry)
         split = self.options.partitioner or min_cut_rematerialization_partition
         return split(joint, inputs, **facts)
 

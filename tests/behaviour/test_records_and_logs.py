@@ -14,10 +14,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.utils import CompileEventLogger, compilation_time_metrics, counters
 from torch.fx import Graph
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -470,3 +472,34 @@ def test_same_graph_same_code() -> None:
         record = compile_and_run(keep_text=True)
         codes.add("\n".join(run.after for run in record.passes))
     assert len(codes) == 1
+
+
+def test_what_happens_before_autograd_is_counted(tmp_path: Path) -> None:
+    """Where a graph is compiled, and where it is found again; PyTorch's timers and events tell of both."""
+
+    def joins(x: Tensor) -> Tensor:
+        return torch.cat([torch.cat([x, x]), x]).contiguous() + 1
+
+    options = {"cache": "on", "cache_dir": str(tmp_path), "pre_grad": {"normalise_ops": {}}}
+    told: list[str] = []
+    counted, timed = [], []
+    with mock.patch.object(CompileEventLogger, "instant", lambda name, facts: told.append(name)):
+        for _ in range(2):
+            torch._dynamo.reset()
+            counters.clear()
+            compilation_time_metrics.clear()
+            torch.compile(joins, backend="ferrite", options=options)(torch.ones(2, 3))
+            ours = counters["ferrite"]
+            counted.append({name: ours[name] for name in ours if not name.startswith(("graph", "compiled", "scheme"))})
+            timed.append({name for name in compilation_time_metrics if name.startswith("ferrite.")})
+    record = ferrite.last_record()
+    assert record is not None
+    before_autograd = {run.name for run in record.passes if run.stage == "pre_grad" and run.changed}
+    assert before_autograd
+    assert before_autograd <= counted[0].keys()
+    assert counted[0] == counted[1]
+    assert {"ferrite.pre_grad", "ferrite.lower", "ferrite.native"} <= timed[0]
+    assert timed[1] == {"ferrite.load"}
+    assert [name for name in told if name.startswith("ferrite")] == [
+        f"ferrite_graph_cache_{action}" for action in ("miss", "saved", "hit")
+    ]

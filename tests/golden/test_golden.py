@@ -16,6 +16,7 @@ What the graph's module holds stands above the graph, a line each, with its type
 
     self.w: f32[6, 4]
     self.skip: torch.nn.Identity()
+    self.half: torch.tensor(0.5)
     def graph(x: f32[2, 4]):
 
 The folder names the stage: `post_grad` (and its sisters) run the named graph passes, `host` goes on to a host
@@ -203,12 +204,16 @@ def parse(text: str, held: list[str]) -> GraphModule:
         name, _, made = line.removeprefix("self.").partition(": ")
         if made.startswith("torch.nn."):
             setattr(module, name, eval(made))
-        else:
+        elif not made.startswith("torch.tensor("):
             module.register_buffer(name, torch.empty_like(read_type(made), device="cpu"))
     generator = torch.Generator().manual_seed(0)
     for tensor in module.state_dict().values():
         if tensor.is_floating_point():
             tensor.uniform_(0.5, 1.5, generator=generator)
+    for line in held:
+        name, _, made = line.removeprefix("self.").partition(": ")
+        if made.startswith("torch.tensor("):
+            module.register_buffer(name, eval(made))
     return parse_graph(text, held=module.eval())
 
 

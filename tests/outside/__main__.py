@@ -67,7 +67,9 @@ def parse_arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--sample", type=int, default=1, metavar="N", help="every Nth eligible test of a module")
     parser.add_argument("--backend", default="ferrite", metavar="NAME")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="modules at a time")
-    parser.add_argument("--seconds", type=float, default=120.0, help="that a test may take (%(default)s)")
+    parser.add_argument(
+        "--seconds", type=float, default=60.0, help="of processor time that a test may take (%(default)s)"
+    )
     parser.add_argument("--alone", action="store_true", help="each test in a process of its own")
     parser.add_argument("--fresh", action="store_true", help="measure again which tests are eligible")
     parser.add_argument("--details", action="store_true", help="what each failing test said, in full")

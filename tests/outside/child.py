@@ -29,6 +29,7 @@ from .swap import Seen, Table, counts_graphs, load, tests_of
 
 _MOST_TEXT = 3000
 _MOST_WARNINGS = 5
+PATIENCE = 20  # times what a test may work: how long it may take, as the machine may be busy, or the test asleep
 
 
 class Warnings(logging.Handler):
@@ -103,15 +104,27 @@ class Worker:
     def run(self, name: str, limit: float) -> tuple[Result, Worker]:
         """Its result, and who runs the next test."""
         self.pipe.send(name)
+        began, worked = time.monotonic(), self._worked()
         try:
-            if self.pipe.poll(limit):
-                return self.pipe.recv(), self
-            self.end()
-            return Result(name, "hang", limit, graphs=1, message=f"no result after {limit:.0f} seconds"), self.again()
+            while not self.pipe.poll(1.0):
+                waited, used = time.monotonic() - began, self._worked() - worked
+                if used > limit or waited > PATIENCE * limit:
+                    self.end()
+                    message = f"no result after {waited:.0f} seconds, {used:.0f} of work"
+                    return Result(name, "hang", round(waited, 2), graphs=1, message=message), self.again()
+            return self.pipe.recv(), self
         except (EOFError, ConnectionResetError):
             self.process.join()
             said = f"{self.log.read_text()[:_MOST_TEXT]}\nexit code {self.process.exitcode}"
             return Result(name, "crash", graphs=1, message=said), self.again()
+
+    def _worked(self) -> float:
+        """Seconds of processor time of the process so far; all that it needed if it is gone."""
+        try:
+            fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        except FileNotFoundError:
+            return 0.0
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def end(self) -> None:
         self.process.kill()
@@ -129,7 +142,7 @@ def main() -> None:
     parser.add_argument("backend")
     parser.add_argument("out", type=Path, help="gets a line for each test")
     parser.add_argument("--only", type=Path, metavar="FILE", help="names of tests, one a line")
-    parser.add_argument("--seconds", type=float, default=120.0, help="that a test may take")
+    parser.add_argument("--seconds", type=float, default=60.0, help="that a test may work")
     parser.add_argument("--alone", action="store_true", help="each test in a process of its own")
     given = parser.parse_args()
     sys.argv = ["test"]  # which the tests' own main would read

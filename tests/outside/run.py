@@ -25,7 +25,7 @@ NEEDED = ("expecttest", "hypothesis", "parameterized", "psutil", "scipy")  # the
 @dataclass(frozen=True)
 class Run:
     root: Path
-    seconds: float  # that a test may take
+    seconds: float  # of processor time that a test may take
     alone: bool = False  # each test in a process of its own
 
     def base(self, module: str, fresh: bool) -> dict[str, Result]:

@@ -16,9 +16,12 @@ from ferrite.graph.post_grad.channels_last import channels_last
 from ferrite.graph.post_grad.constrain_strides import constrain_strides
 from ferrite.graph.post_grad.emit_deferred_asserts import emit_deferred_asserts
 from ferrite.graph.post_grad.keep_saved_inputs import keep_saved_inputs
+from ferrite.graph.post_grad.scalar_literals import scalar_literals
 from ferrite.graph.post_grad.view_to_reshape import view_to_reshape
 from ferrite.graph.post_grad.write_in_place import write_in_place
 
-PREPARE: tuple[Callable[[Graph], int], ...] = (view_to_reshape, keep_saved_inputs, emit_deferred_asserts)
+PREPARE: tuple[Callable[[Graph], int], ...] = (
+    view_to_reshape, scalar_literals, keep_saved_inputs, emit_deferred_asserts,
+)  # fmt: skip
 POST_GRAD: tuple[Callable[[Graph], int], ...] = (channels_last, bias_after_product)
 MUTATE: tuple[Callable[[Graph], int], ...] = (constrain_strides, write_in_place)
