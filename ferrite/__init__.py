@@ -68,7 +68,8 @@ def compile(
 
 
 def bisect(function: Any, inputs: Any, **keywords: Any) -> Any:
-    """The pass that makes `function(*inputs)` differ from eager, if one does. See `ferrite.bisection.bisect`."""
+    """What makes `function(*inputs)` differ from eager: a pass, the lowering of a call, a kernel, the native host or an
+    option, if one does. See `ferrite.bisection.bisect`."""
     from ferrite.bisection import bisect
 
     return bisect(function, inputs, **keywords)

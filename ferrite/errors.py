@@ -91,8 +91,10 @@ def place_of(error: BaseException) -> dict[str, str]:
 
 def take_place(error: BaseException) -> str:
     """The same as a text, or nothing. The exception forgets it: the same object may be raised again elsewhere."""
-    place: dict[str, Any] = place_of(error)
-    vars(error).pop("ferrite_place", None)
+    return show_place(vars(error).pop("ferrite_place", {}))
+
+
+def show_place(place: Mapping[str, str]) -> str:
     known = [f"{name} {place[name]}" for name in ("stage", "kernel", "op") if place.get(name)]
     known += [f"at {place['line']}"] if place.get("line") else []
     return ", ".join(known)

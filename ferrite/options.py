@@ -163,6 +163,12 @@ class Options:
     bisect_rewrites: int | None = _option(
         None, COUNT, "of the last pass that bisect_limit applies, only the first N rewrites"
     )
+    bisect_lowerings: int | None = _option(
+        None, COUNT, "lower only the first N calls since the last reset; the others run in eager"
+    )
+    bisect_kernels: int | None = _option(
+        None, COUNT, "make machine code of only the first N kernels since the last reset; the others are interpreted"
+    )
     explain_patterns: tuple[str, ...] = _option((), NAMES, "nodes, or 'all', at which the log says why no pattern fits")
     check: bool = _option(True, FLAG, "check the graph after every pass that changed it")
     keep_text: bool = _option(False, FLAG, "keep the text before and after every pass in the record")

@@ -9,8 +9,8 @@ since the last reset, the last of which makes only `bisect_rewrites` rewrites; t
 pass that fails is named, the stage starts again from its snapshot without that pass, and under `strict` the failure is
 raised.
 
-One piece of state lives here: how many passes were applied since `reset_applications`. Numbers are given out in
-order, so a limit found by bisection means the same pass in the next run.
+One piece of state lives here: how many passes were applied, calls lowered and kernels made since `reset_applications`.
+Numbers are given out in order, so a limit found by bisection means the same thing in the next run.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import logging
 import operator
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -39,19 +40,31 @@ log = logging.getLogger(__name__)
 GraphPass: TypeAlias = "Callable[[Graph], int]"
 Program = TypeVar("Program")
 
-_applications = 0
-_applications_lock = threading.Lock()
+PASSES, LOWERINGS, KERNELS = "passes", "lowerings", "kernels"
+_applied: Counter[str] = Counter()
+_applied_lock = threading.Lock()
 
 
 def reset_applications() -> None:
-    global _applications
-    with _applications_lock:
-        _applications = 0
+    with _applied_lock:
+        _applied.clear()
 
 
-def applications() -> int:
-    """How many passes were applied since the last reset."""
-    return _applications
+def applications(kind: str = PASSES) -> int:
+    """How many passes were applied since the last reset, or calls lowered, or kernels made."""
+    return _applied[kind]
+
+
+def room(kind: str, limit: int | None) -> int | None:
+    """How many more of a kind a limit allows."""
+    return None if limit is None else max(0, limit - _applied[kind])
+
+
+def number(kind: str, count: int) -> range:
+    """The numbers of so many further ones."""
+    with _applied_lock:
+        _applied[kind] += count
+        return range(_applied[kind] - count + 1, _applied[kind] + 1)
 
 
 def edit(
@@ -166,15 +179,14 @@ def rewrite(
 
 def _admit(stage: str, name: str, options: Options) -> tuple[int | None, str]:
     """The number of this application, or None and why the pass is left out."""
-    global _applications
     for word in (stage, name, f"{stage}.{name}"):
         if word in options.disable:
             return None, f"disabled by {word!r}"
-    with _applications_lock:
-        if options.bisect_limit is not None and _applications >= options.bisect_limit:
+    with _applied_lock:
+        if options.bisect_limit is not None and _applied[PASSES] >= options.bisect_limit:
             return None, f"past the bisect limit of {options.bisect_limit}"
-        _applications += 1
-        return _applications, ""
+        _applied[PASSES] += 1
+        return _applied[PASSES], ""
 
 
 def _rewrites_allowed(number: int, options: Options) -> int | None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ferrite.artifact.check_inputs import assumptions
 from ferrite.artifact.compiled import PLACELESS, CompiledGraph, Facts
 from ferrite.decisions import Decision
-from ferrite.errors import Unsupported, place_of, unknown, within
+from ferrite.errors import Unsupported, place_of, show_place, unknown, within
 from ferrite.extension import with_user_passes
 from ferrite.graph.aten_forms import is_aten
 from ferrite.graph.check import check_graph
@@ -50,7 +50,7 @@ from ferrite.lower.library import library_of
 from ferrite.native import NATIVE_PASSES
 from ferrite.numeric_check import NumericCheck, check_settings, wanted
 from ferrite.options import Options
-from ferrite.passes import edit, rewrite
+from ferrite.passes import KERNELS, LOWERINGS, edit, number, rewrite, room
 from ferrite.registry import registered
 from ferrite.report.record import Fallback, GraphRecord
 from ferrite.schedule import SCHEDULE_PASSES
@@ -140,10 +140,14 @@ def compile_graph(
     with record.stage("lower"):
         check_graph(module, "lower", after_autograd=True, values=True)
         own_products = options.products == "loops" and phase == "inference"
-        rules = Rules(options.executor != "eager", not options.fallback_random, own_products, options.padding == "on")
+        most = room(LOWERINGS, options.bisect_lowerings)
+        rules = Rules(
+            options.executor != "eager", not options.fallback_random, own_products, options.padding == "on", most
+        )
         parts = shared_memory(inputs.values, inputs.saved | inputs.donated)
         lowered = lower(module, inputs.static, inputs.donated, inputs.saved, parts=parts, rules=rules)
         record.lowered = lowered.lowered
+        record.number(LOWERINGS, number(LOWERINGS, lowered.lowered), lowered.calls)
         record.fallbacks = [
             Fallback(op, count, lowered.reasons[op], library_of(op) is not None)
             for op, count in lowered.fallbacks.items()
@@ -169,16 +173,22 @@ def compile_graph(
         record.compiled = compiled  # before it is loaded: whoever hears that this failed has the code
     with record.stage("native"):
         try:
-            compiled.build()
+            most = room(KERNELS, options.bisect_kernels)
+            compiled.build(most)
         except Exception as error:
             with within(place_of_kernel, place_of(error).get("kernel", ""), program.steps):
                 raise
+        if most is not None:
+            shown = [show_place(place_of_kernel(kernel.name, program.steps)) for kernel in program.kernels]
+            record.number(KERNELS, number(KERNELS, len(shown[:most])), shown)
+        else:
+            number(KERNELS, len(program.kernels))
     with record.stage("host"):
         compiled.load()
         record.decisions += compiled.decisions
         for name, why in compiled.refused.items():
             record.decisions.append(Decision("native", (name,), False, why))
-            if options.strict:
+            if options.strict and most is None:
                 with within(place_of_kernel, name, program.steps):
                     raise Unsupported(f"machine code for {name}", why=why)
         record.peak_memory, record.block_memory = compiled.peak, compiled.block

@@ -126,10 +126,13 @@ class CompiledGraph:
     def kernels(self) -> tuple[Source, ...]:
         return self.stored or self.program.kernels
 
-    def build(self) -> None:
-        """Make the machine code of its kernels, unless it was carried here with it."""
+    def build(self, most: int | None = None) -> None:
+        """Make the machine code of its kernels, or of the first `most`, unless it was carried here with it."""
         if self.built is None and self.kernels and self.facts.executor == "native":
-            self.built, self.decisions = build_code([program_of(kernel) for kernel in self.kernels])
+            programs = [program_of(kernel) for kernel in self.kernels]
+            self.built, self.decisions = build_code(programs[:most])
+            for left_out in programs[len(programs[:most]) :]:
+                self.built.refused[left_out.name] = "past the limit of bisection"
 
     @property
     def refused(self) -> dict[str, str]:

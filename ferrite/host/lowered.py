@@ -42,6 +42,7 @@ class Lowered:
     reasons: dict[str, str] = field(default_factory=dict)
     lowered: int = 0
     decisions: tuple[Decision, ...] = ()
+    calls: tuple[str, ...] = ()  # those that were lowered, in order, where only some may be
 
     @property
     def bodies(self) -> tuple[Body, ...]:

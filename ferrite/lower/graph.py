@@ -94,6 +94,7 @@ class Rules:
     counter_random: bool = True  # random ops that have a row draw from the counter generator
     own_products: bool = False  # small matrix products are loops
     padding: bool = False  # rows of inner buffers start at cache lines
+    most: int | None = None  # lower only so many calls, and say which; bisection asks for it
 
 
 EVERYTHING_IN_EAGER = Rules()
@@ -115,6 +116,7 @@ class _Shared:
     fallbacks: Counter[str] = field(default_factory=Counter)
     reasons: dict[str, str] = field(default_factory=dict)
     lowered: int = 0
+    calls: list[Node] = field(default_factory=list)  # those that were lowered, if somebody asks
     decisions: list[Decision] = field(default_factory=list)
     latest: Counter[str] = field(default_factory=Counter)  # the latest number that was given to a word
 
@@ -157,11 +159,17 @@ def lower(
         shared.reasons,
         shared.lowered,
         tuple(shared.decisions),
+        tuple(map(_shown, shared.calls)),
     )
 
 
 def _place(node: Node) -> dict[str, str]:
     return {"op": name_of(node.target) or node.name, "line": source_line(node)}
+
+
+def _shown(node: Node) -> str:
+    op, line = _place(node).values()
+    return f"{op} at {line}" if line else op
 
 
 def constant_nodes(constants: dict[str, Any]) -> tuple[Constant, ...]:
@@ -378,11 +386,16 @@ class _OneGraph:
         if node.target is operator.getitem and isinstance(self.values.get(node.args[0]), tuple):
             self.values[node] = self.values[node.args[0]][node.args[1]]
             return
-        if not self.shared.rules.use_rows:
+        rules = self.shared.rules
+        if not rules.use_rows:
             return self._stay_in_eager(node, None)
+        if rules.most is not None and self.shared.lowered >= rules.most:
+            return self._stay_in_eager(node, "past the limit of bisection")
         try:
             if self._lowered(node):
                 self.shared.lowered += 1
+                if rules.most is not None:
+                    self.shared.calls.append(node)
                 return
         except Unsupported as refusal:
             return self._stay_in_eager(node, refusal.title)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -68,6 +68,7 @@ class GraphRecord:
     block_memory: int | None = None  # bytes of them that lie in the block
     changing_block: str = ""  # the same by the sizes of a call, where these change: "256*s0 + 64"
     costs: tuple[StepCost, ...] = ()  # of each step, in order
+    numbered: dict[str, dict[int, str]] = field(default_factory=dict)  # calls and kernels, while bisection limits them
 
     def __post_init__(self) -> None:
         self._compiled: weakref.ref[CompiledGraph] | None = None  # no field: nothing of it is stored
@@ -81,6 +82,11 @@ class GraphRecord:
     @compiled.setter
     def compiled(self, compiled: CompiledGraph) -> None:
         self._compiled = weakref.ref(compiled)
+
+    def number(self, kind: str, numbers: Iterable[int], shown: Iterable[str]) -> None:
+        """Which calls or kernels have these numbers, where somebody asks."""
+        if found := dict(zip(numbers, shown, strict=False)):
+            self.numbered[kind] = found
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:

@@ -80,6 +80,8 @@ BYPASS: dict[str, Any] = {
     "numeric_check": (("pre_grad", ()),),
     "bisect_limit": 3,
     "bisect_rewrites": 3,
+    "bisect_lowerings": 3,
+    "bisect_kernels": 3,
     "explain_patterns": ("all",),
     "keep_text": True,
     "compile_mode": "serialize",

@@ -1,4 +1,4 @@
-"""Bisection names the pass that breaks a result, wherever it stands, and says so when no pass is to blame."""
+"""Bisection names what breaks a result: a pass, a lowering, a kernel, the native host, or an option."""
 
 from __future__ import annotations
 
@@ -9,10 +9,16 @@ import torch
 from torch.fx import Graph, Node
 
 import ferrite
-from ferrite import pipeline
+from ferrite import backend, pipeline
+from ferrite.artifact.compiled import CompiledGraph
+from ferrite.graph import decompose
 from ferrite.graph.arguments import bind, find
+from ferrite.graph.ledger import ledger_of
 from ferrite.graph.soundness import Soundness
+from ferrite.loops.nodes import Program
+from ferrite.loops.text import parse_program, show
 from ferrite.lower import graph as lowering
+from ferrite.native import emit as emission
 
 aten = torch.ops.aten
 
@@ -32,6 +38,9 @@ def function(x: torch.Tensor) -> torch.Tensor:
     y = x.exp()
     torch._dynamo.graph_break()
     return y.sin() * 2
+
+
+LINE = f"test_bisection.py:{function.__code__.co_firstlineno + 3}"  # its last
 
 
 @pytest.mark.parametrize("position", [0, 1, 2])
@@ -63,13 +72,120 @@ def test_nothing_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     assert verdict.culprit is None
 
 
-def test_fault_outside_passes_is_not_blamed_on_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def wrong_row(monkeypatch: pytest.MonkeyPatch, op: object, other: object) -> None:
+    """Lower one op as another one."""
     real = lowering._row_of
-    monkeypatch.setattr(lowering, "_row_of", lambda t: real(aten.cos.default if t is aten.sin.default else t))
+    monkeypatch.setattr(lowering, "_row_of", lambda target: real(other if target is op else target))
+
+
+def test_a_wrong_lowering_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the second graph, and behind calls that are lowered rightly."""
+    wrong_row(monkeypatch, aten.sin.default, aten.cos.default)
     verdict = ferrite.bisect(function, [torch.randn(5)])
     assert not verdict.equal
     assert verdict.culprit is None
-    assert "not in a pass" in str(verdict)
+    assert verdict.lowering == f"aten.sin.default at {LINE}  return y.sin() * 2"
+    assert f"the lowering of aten.sin.default at {LINE}" in str(verdict)
+    assert {"executor": "eager"} in verdict.cures
+
+
+def test_a_wrong_lowering_in_backward_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong_row(monkeypatch, aten.cos.default, aten.sin.default)
+    verdict = ferrite.bisect(lambda x: x.exp().sin() * 2, [torch.randn(5, requires_grad=True)])
+    assert verdict.lowering.startswith("aten.cos.default")
+
+
+def test_a_lowering_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a failure is raised: by default eager takes the graph, and nothing differs."""
+    real = lowering._row_of
+
+    def fails(target: object) -> object:
+        if target is aten.sin.default:
+            raise IndexError("boom")
+        return real(target)
+
+    monkeypatch.setattr(lowering, "_row_of", fails)
+    verdict = ferrite.bisect(function, [torch.randn(5)], options={"strict": True})
+    assert "op aten.sin.default" in str(verdict)
+    assert "IndexError: boom" in str(verdict)
+
+
+def test_a_wrong_kernel_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only machine code is wrong: the interpreter runs the same loops rightly."""
+    real = emission._emit_one
+
+    def emit_one(b: object, program: Program) -> object:
+        if "sin(" in show(program):
+            program = parse_program(show(program).replace("sin(", "cos("))
+        return real(b, program)
+
+    monkeypatch.setattr(emission, "_emit_one", emit_one)
+    verdict = ferrite.bisect(function, [torch.randn(5)])
+    assert verdict.culprit is None
+    assert not verdict.lowering
+    assert "op sin, mul" in verdict.kernel
+    assert LINE in str(verdict)
+    assert {"executor": "oracle"} in verdict.cures
+
+
+def test_a_wrong_native_host_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = CompiledGraph._native_body
+
+    def body(self: CompiledGraph, kernels: object) -> object:
+        made = real(self, kernels)
+        return None if made is None else lambda arguments: [value + 1 for value in made(arguments)]
+
+    monkeypatch.setattr(CompiledGraph, "_native_body", body)
+    verdict = ferrite.bisect(function, [torch.randn(5)])
+    assert "the native host makes the result differ" in str(verdict)
+    assert {"host": "python"} in verdict.cures
+
+
+def test_a_wrong_layout_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pass that lays a convolution out breaks the gradient of what follows."""
+
+    def channels_last(graph: Graph) -> int:
+        if ledger_of(graph).options["layout"] == "off":
+            return 0
+        nodes = graph.find_nodes(op="call_function", target=aten.tanh_backward.default)
+        for node in nodes:
+            node.args = (node.args[0], node.args[0])
+        return len(nodes)
+
+    monkeypatch.setattr(pipeline, "POST_GRAD", (harmless, channels_last))
+    model = torch.nn.Sequential(torch.nn.Conv2d(2, 2, 3), torch.nn.Tanh())
+    verdict = ferrite.bisect(model, [torch.randn(1, 2, 5, 5)])
+    assert verdict.culprit is not None
+    assert verdict.culprit.name == "channels_last"
+    assert "right without the channels-last layout (layout='off')" in str(verdict)
+    assert {"layout": "off"} in verdict.cures
+
+
+def test_an_option_that_was_given_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is wrong with a part on that is off by default."""
+    monkeypatch.setitem(decompose.OWN, aten.sin.default, lambda x: x.cos() if option_is_set() else NotImplemented)
+    asked: list[bool] = []
+
+    def option_is_set() -> bool:
+        return asked[-1]
+
+    real = backend.chosen_options
+
+    def chosen(mode: str | None, options: dict[str, object]) -> object:
+        asked.append(options.get("donate_buffers", False) is True)
+        return real(mode, options)
+
+    monkeypatch.setattr(backend, "chosen_options", chosen)
+    verdict = ferrite.bisect(lambda x: x.sin(), [torch.randn(5)], options={"donate_buffers": True})
+    assert {"donate_buffers": False} in verdict.cures
+    assert "right without donated buffers (donate_buffers=False)" in str(verdict)
+
+
+def test_what_pytorch_itself_traces_otherwise_is_no_fault_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A function that asks whether it is compiled."""
+    verdict = ferrite.bisect(lambda x: x + int(torch.compiler.is_compiling()), [torch.randn(5)])
+    assert not verdict.equal
+    assert "aot_eager" in str(verdict)
 
 
 def test_leaves_random_state_and_inputs_alone() -> None:

@@ -86,7 +86,7 @@ ARROWS: dict[str, set[str]] = {
         "report",
     },
     "registration": {"backend"},
-    "bisection": {"backend", "graph", "passes", "report"},
+    "bisection": {"backend", "graph", "options", "passes", "report"},
     "__init__": {"artifact", "backend", "bisection", "cache", "carried", "errors", "extension", "options", "report"},
 }
 # Only the record may be written to from below; the rest of `report` belongs to the door.

@@ -138,6 +138,8 @@ REFUSED: dict[str, list[tuple[Any, str]]] = {
     ],
     "bisect_limit": [(-1, "at least 0"), (True, "int"), ("3", "int")],
     "bisect_rewrites": [(-1, "at least 0")],
+    "bisect_lowerings": [(-1, "at least 0")],
+    "bisect_kernels": [(1.0, "int")],
     "explain_patterns": [("no node", "names of nodes"), (3, "tuple")],
     "check": [(None, "bool")],
     "keep_text": [(1, "bool")],
