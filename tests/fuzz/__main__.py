@@ -3,6 +3,7 @@
     python -m tests.fuzz --programs 3000 --seed 7                    through torch.compile, against eager
     python -m tests.fuzz --programs 10000 --seed 7 --level pre_grad  through the passes before autograd, against eager
     python -m tests.fuzz --programs 20000 --seed 7 --level loops     loop programs, machine code against the oracle
+    python -m tests.fuzz --programs 3000 --seed 7 --level assumed sizes that only a run knows, broken assumptions
     python -m tests.fuzz --seed 7 --only 412                         one program, printed, with all engines
     python -m tests.stacks --programs 3000 --seed 7                  stacks of modules; `--level stacks` by another name
 
@@ -24,7 +25,7 @@ from rich.console import Console
 from ferrite.loops.text import show
 from tests.ops.sweep import quiet
 
-from . import pre_grad
+from . import assumed, pre_grad
 from .engines import TORCH, UNLOWERED
 from .judge import Judge
 from .loops import check_all_ways
@@ -39,6 +40,11 @@ def show_one(plan: Plan, number: int, console: Console) -> bool:
         subject, difference = check_all_ways(plan.seed, number)
         console.print(difference or show(subject.program), highlight=False, markup=False, soft_wrap=True)
         return not difference
+    if plan.level == "assumed":
+        made = assumed.generate(plan.seed, number)
+        found = assumed.difference(made)
+        console.print(f"{made.script()}\n{found or 'equal'}", highlight=False, markup=False, soft_wrap=True)
+        return not found
     if plan.level == "stacks":
         from tests.stacks.report import show_stack
 

@@ -107,6 +107,10 @@ def script_of(plan: Plan, number: int) -> str:
         from tests.stacks.report import script_of_stack
 
         return script_of_stack(plan.seed, number)
+    if plan.level == "assumed":
+        from . import assumed
+
+        return assumed.generate(plan.seed, number).script()
     return reproducer(program_of(plan, number), NATIVE)
 
 
@@ -117,6 +121,13 @@ def run_loops(plan: Plan, number: int) -> Outcome:
     batch = run_batch(plan.seed, number, LOOP_BATCH, plan.shrink_seconds)
     counts = Counter({"runs equal": batch.compared, "programs": LOOP_BATCH - len(batch.reports)})
     return Outcome(counts, batch.reports, batch.taken)
+
+
+def run_assumed(plan: Plan, number: int) -> Outcome:
+    """One program that assumes something of its data."""
+    from . import assumed
+
+    return Outcome(*assumed.check(plan.seed, number, plan.shrink_seconds > 0))
 
 
 def run_stack(plan: Plan, number: int) -> Outcome:
@@ -153,6 +164,7 @@ TASKS: dict[str, Callable[[Plan, int], Outcome]] = {
     "pre_grad": run_pre_grad,
     "loops": run_loops,
     "stacks": run_stack,
+    "assumed": run_assumed,
 }
 
 

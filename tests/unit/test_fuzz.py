@@ -19,10 +19,11 @@ import torch
 from torch.fx import GraphModule
 from torch.nn import functional
 
+from ferrite.host import calls as host_calls
 from ferrite.loops.text import parse_program
 from ferrite.lower import table as lowerings
 from ferrite.lower.rows import row_of
-from tests.fuzz import loops, pre_grad
+from tests.fuzz import assumed, loops, pre_grad
 from tests.fuzz.engines import ENGINES, NATIVE, Engine
 from tests.fuzz.generate import generate
 from tests.fuzz.judge import NOISY_RUNS, Eager, Judge, Verdict, blamed, in_range, is_within_noise, judge
@@ -57,7 +58,7 @@ def _no_warnings() -> Any:
 
 # ---- the programs of a test run
 
-TORCH_PROGRAMS, PRE_GRAD_PROGRAMS, LOOP_PROGRAMS = 64, 200, 240
+TORCH_PROGRAMS, PRE_GRAD_PROGRAMS, LOOP_PROGRAMS, ASSUMED_PROGRAMS = 64, 200, 240, 16
 
 
 @pytest.mark.parametrize("part", range(8))
@@ -68,6 +69,28 @@ def test_programs_through_torch_compile(part: int) -> None:
         program = generate(SEED, number)
         verdict = judge(program, engine)
         assert verdict.status != "different", f"{verdict.text}\n{reproducer(program, engine.options, engine.threads)}"
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_programs_that_assume_something_of_their_data(part: int) -> None:
+    for number in range(part * ASSUMED_PROGRAMS // 4, (part + 1) * ASSUMED_PROGRAMS // 4):
+        made = assumed.generate(SEED, number)
+        assert assumed.difference(made) == "", made.script()
+
+
+def test_a_call_that_goes_on_after_a_broken_assumption_is_a_difference() -> None:
+    """The judge sees code that does not look: asserts and checks of what eager gives are taken out of the compiler."""
+    made = assumed.Assumed(
+        ("v = torch.masked_select(x, x > 0)", "return v.view(2, 2) + 1, lies(x, how) * 2,"),
+        (((1.0, 2.0, 3.0, 4.0, -1.0), 0), ((1.0, 2.0, 3.0, -4.0, -1.0), 0), ((1.0, 2.0, 3.0, 4.0, -1.0), 5)),
+        dynamic=False, training=False, way="python",
+    )  # fmt: skip
+    assert assumed.difference(made) == ""
+    with (
+        mock.patch.dict(assumed.WAYS, python={"host": "python", "runtime_asserts": False}),
+        mock.patch.object(host_calls, "_differs", return_value=""),
+    ):
+        assert assumed.difference(made).startswith("call 1 gives [[[2.0, 3.0], [4.0, ")
 
 
 @pytest.mark.parametrize("part", range(8))
