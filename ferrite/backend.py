@@ -38,6 +38,7 @@ from ferrite.collection import without_collection
 from ferrite.decisions import Decision
 from ferrite.errors import BrokenCache, UserFault, take_place
 from ferrite.failure import FerriteError
+from ferrite.graph.drawn_numbers import with_drawn_numbers
 from ferrite.graph.eager_only import reason_for_eager
 from ferrite.graph.query import family
 from ferrite.graph.snapshot import restore, take
@@ -113,6 +114,7 @@ def _compile_captured(module: GraphModule, inputs: list[Any], options: Options) 
     record = Record(next(_graph_ids))
     _records.append(record)
     _refuse_other_devices(inputs, options)
+    inputs = with_drawn_numbers(module, inputs)
     reason = reason_for_eager(module)
     if reason is not None:
         entry = record.graph("pre_grad")

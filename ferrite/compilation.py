@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ferrite import caching, pipeline
 from ferrite.artifact.compiled import CompiledGraph
-from ferrite.artifact.direct import direct
+from ferrite.artifact.direct import direct, sees_plain_tensors
 from ferrite.collection import without_collection
 from ferrite.errors import Unsupported, UserFault, take_place, unknown
 from ferrite.failure import FerriteError
@@ -58,6 +58,7 @@ class Compilation:
         self.is_saved = lookup.outcome == "package"
         self._refuse_python(f"graph {self.record.graph_id}", why_not_native(self.options))
         use_rows = self.options.executor != "eager"
+        may_be_direct = self.is_guarded and sees_plain_tensors(module)
         run_aot = aot_autograd(
             fw_compiler=functools.partial(self._compile_after_autograd, phase="forward"),
             bw_compiler=self._compile_backward,
@@ -78,7 +79,7 @@ class Compilation:
             self._tell_unknown_nodes()
         if lookup.outcome == "package":
             return Package.of(function, lookup)
-        if not self.is_guarded or not isinstance(module, GraphModule):
+        if not may_be_direct:
             return function
         return direct(function, self.made.get("inference"), _facts(), len(inputs))
 

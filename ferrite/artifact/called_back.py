@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from ferrite.artifact.check_inputs import Keeper
 from ferrite.artifact.doors import last_error, libraries
 from ferrite.artifact.host_values import filled
 from ferrite.artifact.kernels import NativeKernel
@@ -88,6 +89,22 @@ class PythonCall:
         op = None if self._is_of_torch or isinstance(self.step, Launch) else resolve(self.step.target)
         kinds = [str(each.type) for each in op._schema.returns] if isinstance(op, OpOverload) else []
         return kinds[place : place + 1] != ["Tensor"]
+
+
+@dataclass(frozen=True)
+class Argument:
+    """Called with the address of a frame whose argument at a position is not as promised: puts it in order, or raises.
+    `row`: the first slot of the sizes and, behind them, the strides."""
+
+    keeper: Keeper
+    position: int
+    row: int
+    rank: int
+
+    def __call__(self, frame: int) -> None:
+        args = ctypes.cast(word_at(frame, machine.LIST), ctypes.py_object).value
+        words = [word_at(frame, self.row + n) for n in range(2 * self.rank)]
+        args[self.position] = self.keeper.keep(args[self.position], words[: self.rank], words[self.rank :])
 
 
 def tensor_of(handle: int) -> torch.Tensor | None:
@@ -163,15 +180,18 @@ class Launched:
 @dataclass(frozen=True)
 class Raiser:
     """Called with the address of a frame whose program failed: raises what eager would. What it knows stands by places
-    in the code: launches, calls that can be done again in Python, words to give back, divisions, sizes; `take` is where
-    memory is taken, and the slot of its length."""
+    in the code: launches, calls that can be done again in Python, words to give back, divisions, sizes, values whose
+    address is read; `take` is where memory is taken, and the slot of its length; `count`, where arguments are counted.
+    """
 
     launches: Mapping[int, Launched]
     again: Mapping[int, PythonCall]
     words: Sequence[Made]
     divisions: Collection[int]
     sizes: Mapping[int, Index]
+    read: Mapping[int, str]
     take: tuple[int, int]
+    count: int
     name: str
 
     def __call__(self, frame: int) -> None:
@@ -183,6 +203,12 @@ class Raiser:
             raise ZeroDivisionError("integer division or modulo by zero")
         if place in self.sizes:
             raise RuntimeError(f"Storage size calculation overflowed with {self.sizes[place]} in {self.name}")
+        if place in self.read:
+            tensor = f"{self.read[place]} in {self.name}"
+            raise RuntimeError(f"The memory of {tensor} is gone: its storage was freed or made smaller, or it has none")
+        if place == self.count:
+            args = ctypes.cast(word_at(frame, machine.LIST), ctypes.py_object).value
+            raise TypeError(f"{self.name} was given {len(args)} arguments, and takes another number of them")
         if place == self.take[0]:
             asked = word_at(frame, self.take[1])
             raise RuntimeError(

@@ -11,19 +11,24 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.fx import GraphModule
 
 from ferrite.artifact.host_values import Shape, contiguous, read_size
+from ferrite.artifact.plain import same_strides, why_not_plain
 from ferrite.errors import Unsupported
+from ferrite.graph.names import resolve
 from ferrite.graph.text import show_type, split_type
-from ferrite.host.nodes import HostProgram, Input
+from ferrite.host.nodes import ALLOCATE, HOLD, VIEWS, Call, HostProgram, Input, Launch, Return
 from ferrite.loops.index import Atom, Index, evaluate, free_atoms, show_atom
+from ferrite.syntax import refs
 
 Known = dict[Atom, int]  # symbols that an argument has fixed
+Written = Mapping[str, Sequence[int]]
 
 
 def assumptions(module: GraphModule) -> tuple[str, ...]:
@@ -109,6 +114,19 @@ class _Wanted:
                 return f"found {show_type(arg)}"
         return ""
 
+    def shape_of(self, arg: Any, known: Known) -> tuple[list[int], list[int]]:
+        """The sizes and strides that an argument should have. A size that nothing has fixed yet is the one it has."""
+        if isinstance(arg, torch.Tensor) and arg.dim() == len(self.sizes):
+            for size, have in zip(self.sizes, arg.shape, strict=True):
+                _fits(size, have, known)
+        sizes = [_number(size, known) for size in self.sizes]
+        return sizes, [_number(stride, known) for stride in self.strides]
+
+
+def _number(wanted: Index, known: Known) -> int:
+    """Negative if it is not known, which no size is."""
+    return evaluate(wanted, known) if free_atoms(wanted) <= known.keys() else -1
+
 
 def _fits(wanted: Index, found: int, known: Known) -> bool:
     """Whether a number is the wanted one; a symbol that nothing has fixed yet is fixed by it."""
@@ -118,6 +136,116 @@ def _fits(wanted: Index, found: int, known: Known) -> bool:
     if wanted.terms == ((1, (unknown[0],)),) and not wanted.constant:
         known[unknown[0]] = found
     return True
+
+
+# ---- arguments that are read by their address
+
+
+@dataclass(frozen=True)
+class Keeper:
+    """What a program takes for granted of a tensor that it is given, because it reads its memory: no guard has looked
+    at what stands behind the address. `dtype` is None if only operators are handed the tensor, which look themselves;
+    `may_copy`: nobody sees whether another tensor stands in the place of this one."""
+
+    program: str
+    name: str
+    type: str
+    dtype: torch.dtype | None
+    may_copy: bool
+
+    def keep(self, arg: Any, sizes: Sequence[int], strides: Sequence[int]) -> torch.Tensor:
+        """The argument, or a copy of it that lies in memory as was promised. Raises RuntimeError if there is none."""
+        if not isinstance(arg, torch.Tensor):
+            raise self._refusal(f"a {type(arg).__name__}")
+        if self.dtype is None:
+            return arg
+        if self.may_copy and arg.is_neg():
+            arg = arg.resolve_neg()
+        why = why_not_plain(arg)
+        if not why and (arg.dtype != self.dtype or list(arg.shape) != list(sizes)):
+            why = show_type(arg)
+        if not why and not same_strides(arg, strides):
+            if self.may_copy:
+                return arg.new_empty_strided(sizes, strides).copy_(arg)
+            why = show_type(arg)
+        if why:
+            raise self._refusal(why)
+        return arg
+
+    def _refusal(self, found: str) -> RuntimeError:
+        return RuntimeError(f"{self.program}: {self.name} should be {self.type}, found {found}")
+
+
+def keepers_of(program: HostProgram, read: Collection[str], in_place: Written) -> dict[str, Keeper]:
+    """One for each input that is no number. `read`: those whose addresses are read; `in_place`: for each kernel, the
+    parameters that it changes."""
+    seen = _seen_by_others(program, in_place)
+    found = {}
+    for entry in program.inputs:
+        if not entry.type.startswith("Sym("):
+            dtype = split_type(entry.type)[0] if entry.name in read else None
+            may_copy = entry.saved or entry.donated or entry.name not in seen
+            found[entry.name] = Keeper(program.name, entry.name, entry.type, dtype, may_copy)
+    return found
+
+
+def keeping(program: HostProgram, in_place: Written) -> Callable[[list[Any]], None] | None:
+    """A function that puts a list of arguments in order for a program that runs in Python; None if it reads none of
+    them by its address."""
+    keepers = keepers_of(program, _read_by_kernels(program), in_place)
+    wanted = [_Wanted(entry) for entry in program.inputs]
+    numbers = [(position, each) for position, each in enumerate(wanted) if each.is_number]
+    kept = [
+        (position, each, keeper)
+        for position, each in enumerate(wanted)
+        if (keeper := keepers.get(each.entry.name)) is not None and keeper.dtype is not None
+    ]
+    if not kept:
+        return None
+
+    def keep(args: list[Any]) -> None:
+        if len(args) != len(wanted):
+            raise TypeError(f"{program.name} takes {len(wanted)} arguments, found {len(args)}")
+        known: Known = {}
+        for position, each in numbers:
+            each.differs(args[position], known, ())
+        for position, each, keeper in kept:
+            args[position] = keeper.keep(args[position], *each.shape_of(args[position], known))
+
+    return keep
+
+
+def _read_by_kernels(program: HostProgram) -> set[str]:
+    """Names of what kernels read, and of what that is a view of."""
+    read: set[str] = set()
+    for step in reversed(program.steps):
+        if isinstance(step, Launch):
+            read.update(step.buffers)
+        elif isinstance(step, Call) and step.target in VIEWS and step.result in read:
+            read.update(refs(step.args[0]))
+    return read
+
+
+def _seen_by_others(program: HostProgram, in_place: Written) -> set[str]:
+    """Names whose memory others may look at after the call, or know to be the same: of results, of what is written, and
+    of what those are made of by some step, which may be views."""
+    seen: set[str] = set()
+    for step in reversed(program.steps):
+        match step:
+            case Return():
+                seen.update(refs(step.value))
+            case Launch():
+                seen.update(step.buffers[place] for place in in_place.get(step.kernel, ()))
+            case Call() if step.target != ALLOCATE and (step.result in seen or not _only_reads(step)):
+                seen.update(refs((step.args, step.kwargs)))
+    return seen
+
+
+def _only_reads(call: Call) -> bool:
+    """Whether a call is of an operator of PyTorch that writes to nothing."""
+    if call.target == HOLD or not call.target.startswith(("aten.", "prims.", "operator.", "builtins.")):
+        return call.target == HOLD
+    return not getattr(getattr(resolve(call.target), "_schema", None), "is_mutable", False)
 
 
 # ---- guards

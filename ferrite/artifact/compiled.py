@@ -20,6 +20,7 @@ import torch
 from torch._ops import OpOverload
 from torch.autograd import profiler
 
+from ferrite.artifact.check_inputs import checker, keeping
 from ferrite.artifact.constants import StoredTensor, load_tensor, store_tensors
 from ferrite.artifact.kernels import (
     Code,
@@ -190,9 +191,16 @@ class CompiledGraph:
         self.need, self._passed = made.need, made.passed
         return made.function
 
-    def _in_python(self, kernels: Kernels, code: PythonCode) -> Mapping[str, Callable[..., Any]]:
-        """The program in Python, and the functions that its operators call, by name."""
-        return load(self.program, code, self.constants, kernels.functions, resolve, _callable, self.folder)
+    def _in_python(self, kernels: Kernels, code: PythonCode) -> dict[str, Callable[..., Any]]:
+        """The program in Python, and the functions that its operators call, by name. Each looks at the arguments whose
+        memory it reads."""
+        made = load(self.program, code, self.constants, kernels.functions, resolve, _callable, self.folder)
+        for part in (*self.program.functions, self.program):
+            keep = keeping(part, kernels.in_place)
+            if keep is not None:
+                wrap = _kept_boxed if part is self.program else _kept
+                made[part.name] = wrap(made[part.name], keep)
+        return made
 
     def _profiled(self, kernels: Kernels) -> _Profiled:
         """The same program with a range for each step, made when a profiler looks for the first time."""
@@ -210,8 +218,6 @@ class CompiledGraph:
         """For whoever calls it directly: wrong arguments are an error, before anything is written. AOTAutograd behind
         Dynamo, whose guards have looked, calls what `load` gives."""
         if self.check is None:
-            from ferrite.artifact.check_inputs import checker  # Dynamo's guards have looked, as a rule
-
             self.check = checker(self.program, self.facts.device_types, self.facts.assumed)
         self.check(args)
         return self.load()(args)
@@ -252,6 +258,24 @@ class CompiledGraph:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return CompiledGraph.from_bytes, (self.to_bytes(),)
+
+
+def _kept_boxed(run: Callable[[list[Any]], Any], keep: Callable[[list[Any]], None]) -> Callable[[list[Any]], Any]:
+    def call(args: list[Any]) -> Any:
+        keep(args)
+        return run(args)
+
+    return call
+
+
+def _kept(run: Callable[..., Any], keep: Callable[[list[Any]], None]) -> Callable[..., Any]:
+    def call(*args: Any) -> Any:
+        given = [*args]
+        keep(given)
+        del args
+        return run(*given)
+
+    return call
 
 
 def _taken(parcel: Parcel) -> dict[str, tuple[int, int] | None]:

@@ -14,10 +14,15 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._functorch._aot_autograd.schemas import MutationType, OutputType, PlainTensorMeta, ViewAndMutationMeta
+from torch._functorch._aot_autograd.schemas import MutationType, OutputType, ViewAndMutationMeta
 from torch.autograd import profiler
+from torch.fx import GraphModule
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_leaves
 
 from ferrite.artifact.compiled import CompiledGraph
+from ferrite.graph.query import output_node
+from ferrite.graph.values import value_of
 from ferrite.host.nodes import Call, HostProgram
 
 _OWN_MEMORY = (OutputType.non_alias, OutputType.unsafe_view_alias, OutputType.custom_function_view)
@@ -50,13 +55,20 @@ def direct(
     return call
 
 
+def sees_plain_tensors(module: Any) -> bool:
+    """Whether no input or result of a graph of Dynamo's is a wrapper subclass. The graph itself is asked: where there
+    is one, `facts` describe what is inside of the wrappers, and an input with one part looks like a plain tensor."""
+    if not isinstance(module, GraphModule):
+        return False
+    seen = [*module.graph.find_nodes(op="placeholder"), *output_node(module.graph).all_input_nodes]
+    return not any(is_traceable_wrapper_subclass(leaf) for node in seen for leaf in tree_leaves(value_of(node)))
+
+
 def _does_nothing(facts: ViewAndMutationMeta) -> bool:
     """Whether the wrappers of an inference graph only turn autograd off."""
     return (
         all(entry.mutation_type == MutationType.NOT_MUTATED for entry in facts.input_info)
         and all(entry.output_type in _OWN_MEMORY for entry in facts.output_info)
-        and all(isinstance(entry, PlainTensorMeta) for entry in facts.subclass_inp_meta)
-        and all(isinstance(entry, PlainTensorMeta) for entry in facts.subclass_fw_graph_out_meta)
         and facts.num_intermediate_bases == 0
         and facts.grad_enabled_mutation is None
         and not facts.dynamic_outputs

@@ -27,6 +27,7 @@ from torch._ops import OpOverload
 
 from ferrite.errors import Unsupported
 from ferrite.graph.names import resolve
+from ferrite.graph.query import CHANGING_STORAGE
 from ferrite.host.nodes import Call
 from ferrite.syntax import Named, Ref, refs
 
@@ -122,6 +123,15 @@ def _is_plain(op: OpOverload) -> bool:
     """Whether it gives tensors only, and what it writes depends on nothing but its arguments."""
     is_random_write = any(_writes(op)) and torch.Tag.nondeterministic_seeded in op.tags
     return not is_random_write and (_given(op) == _LIST or all(kind == "Tensor" for kind in _given(op)))
+
+
+def may_move_memory(call: Call) -> bool:
+    """Whether a call may leave a tensor that it was given with another storage, or a storage with other memory. What no
+    schema of PyTorch's own describes may do anything."""
+    op = resolve(call.target)
+    if not isinstance(op, OpOverload) or op.namespace not in ("aten", "prims", "mkldnn"):
+        return True
+    return op._schema.name in CHANGING_STORAGE
 
 
 @cache

@@ -11,7 +11,9 @@ from typing import Any
 
 import torch
 
+from ferrite.artifact import plain
 from ferrite.artifact.kernels import is_forked
+from ferrite.artifact.tensor_words import WORDS, check_words
 from ferrite.native import machine
 
 
@@ -25,7 +27,8 @@ def libraries() -> tuple[ctypes.CDLL, ctypes.CDLL]:
 def host_machine() -> Any:
     torch_library, _ = libraries()
     of_python = ("PyEval_RestoreThread", "PyEval_SaveThread", "PyLong_FromLongLong", "PyObject_CallOneArg",
-                 "PyErr_Occurred", "PyErr_NoMemory", "Py_DecRef")  # fmt: skip
+                 "PyErr_Occurred", "PyErr_NoMemory", "Py_DecRef", "PyList_GetItem", "PyList_Size",
+                 "PyLong_AsLongLong", "PyType_IsSubtype")  # fmt: skip
     of_torch = (machine.GET_THREADS, "aoti_torch_get_sizes", "aoti_torch_get_strides", "aoti_torch_get_dim",
                 "aoti_torch_get_dtype", "aoti_torch_get_device_type", "aoti_torch_get_storage_size",
                 "aoti_torch_get_storage_offset", "aoti_torch_new_tensor_handle", "aoti_torch_is_defined",
@@ -33,7 +36,11 @@ def host_machine() -> Any:
                 "torch_new_list_reserve_size", "torch_list_push_back", "aoti_torch_call_dispatcher",
                 "aoti_torch_get_data_ptr")  # fmt: skip
     imports = machine.outside(dict.fromkeys(of_python, ctypes.pythonapi) | dict.fromkeys(of_torch, torch_library))
-    made = machine.machine(imports)
+    check_words()
+    made = machine.machine(imports, WORDS)
+    kinds = (torch.Tensor, torch.nn.Parameter, torch._C.TensorBase)
+    (ctypes.c_int64 * 3).from_address(made.address("ferrite_types"))[:] = [id(kind) for kind in kinds]
+    (ctypes.c_uint64 * 2).from_address(made.address("ferrite_keys"))[:] = [plain.REQUIRED, plain.FORBIDDEN]
     alone = ctypes.c_int32.from_address(made.address("ferrite_alone"))
     lender = ctypes.c_int64.from_address(made.address("ferrite_lender"))
     alone.value = is_forked()

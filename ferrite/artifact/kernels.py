@@ -71,18 +71,20 @@ class NativeKernel:
 
 class KernelFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a caller of a kernel must know. `locals`: the length of each in bytes, None if that depends on sizes;
-    `spared`: those that the kernel keeps in registers; `put_back` as in `NativeKernel`."""
+    `spared`: those that the kernel keeps in registers; `in_place`: parameters whose memory it changes, `put_back` as in
+    `NativeKernel`."""
 
     parameters: int
     sizes: int
     locals: tuple[int, ...] | None
     spared: tuple[str, ...]
+    in_place: tuple[int, ...]
     put_back: tuple[int, ...]
 
     def fits(self) -> bool:
         """Whether such a kernel can be."""
         numbers = (self.parameters, self.sizes, *(self.locals or ()))
-        return min(numbers) >= 0 and all(0 <= index < self.parameters for index in self.put_back)
+        return min(numbers) >= 0 and all(0 <= index < self.parameters for index in (*self.in_place, *self.put_back))
 
 
 class Code(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -126,17 +128,20 @@ def text_of(source: Source) -> str:
 
 @dataclass(frozen=True)
 class Kernels:
-    """Every program as a function on its buffers and sizes. `native`: those with machine code."""
+    """Every program as a function on its buffers and sizes. `native`: those with machine code; `in_place`: parameters
+    that they change, by name."""
 
     functions: dict[str, Kernel]
     native: dict[str, NativeKernel] = field(default_factory=dict)
+    in_place: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 def kernels_of(sources: Sequence[Source], code: Code | None) -> Kernels:
     """The kernels of a graph, by the machine code that was built for them, here or in another process."""
     if code is not None:
         return link(sources, code)
-    return Kernels({source.name: oracle_kernel(source) for source in sources})
+    in_place = {source.name: _in_place(program_of(source)) for source in sources}
+    return Kernels({source.name: oracle_kernel(source) for source in sources}, {}, in_place)
 
 
 def build_code(programs: Sequence[Program]) -> tuple[Code, tuple[Decision, ...]]:
@@ -184,7 +189,8 @@ def link(sources: Sequence[Source], code: Code) -> Kernels:
                 library,
             )
     functions |= {name: _native_function(name, kernel) for name, kernel in native.items()}
-    return Kernels(functions, native)
+    refused = {source.name: _in_place(program_of(source)) for source in sources if source.name not in native}
+    return Kernels(functions, native, {name: kernel.facts.in_place for name, kernel in native.items()} | refused)
 
 
 @dataclass(frozen=True)
@@ -210,7 +216,8 @@ def listing(source: Source) -> Listing:
 def _facts(program: Program, spared: frozenset[str]) -> KernelFacts:
     lengths = _lengths_of_locals(program, spared)
     known = None if any(length.terms for length in lengths) else tuple(length.constant for length in lengths)
-    return KernelFacts(len(program.parameters), len(program.sizes), known, tuple(sorted(spared)), _to_put_back(program))
+    counts = len(program.parameters), len(program.sizes)
+    return KernelFacts(*counts, known, tuple(sorted(spared)), _in_place(program), _to_put_back(program))
 
 
 def _native_function(name: str, kernel: NativeKernel) -> Kernel:
@@ -251,6 +258,10 @@ def _to_put_back(program: Program) -> tuple[int, ...]:
 
     if not any(can_raise(nest) for nest in program.nests):
         return ()
+    return _in_place(program)
+
+
+def _in_place(program: Program) -> tuple[int, ...]:
     return tuple(n for n, parameter in enumerate(program.parameters) if parameter.role == "inout")
 
 

@@ -29,8 +29,23 @@ from typing import Any
 
 from torch._ops import OpOverload
 
-from ferrite.artifact.called_back import BEHIND_HEADER, Buffer, Launched, Made, PythonCall, Raiser
-from ferrite.artifact.dispatch import CPU, DTYPES, Form, Handle, Item, Items, Size, Some, Text, Word, bits_of, form_of
+from ferrite.artifact.called_back import BEHIND_HEADER, Argument, Buffer, Launched, Made, PythonCall, Raiser
+from ferrite.artifact.check_inputs import Keeper, keepers_of
+from ferrite.artifact.dispatch import (
+    CPU,
+    DTYPES,
+    Form,
+    Handle,
+    Item,
+    Items,
+    Size,
+    Some,
+    Text,
+    Word,
+    bits_of,
+    form_of,
+    may_move_memory,
+)
 from ferrite.artifact.doors import addresses, host_machine
 from ferrite.artifact.host_values import PART, Shape, Value, Values, filled, infer
 from ferrite.artifact.kernels import Kernels, NativeKernel
@@ -135,6 +150,7 @@ class _Assembler:
         self.words: list[Made] = []  # for the dispatcher
         self.divisions: set[int] = set()  # places in the code
         self.sizes: dict[int, Index] = {}  # by place in the code: the size that is computed there
+        self.read: dict[int, str] = {}  # by place in the code: the value whose address is asked for there
         self.take: tuple[int, int] = (-1, -1)  # place in the code, slot of the length
         self.alive: list[Any] = [constants, kernels]  # what the words point to
         self.own: dict[int, list[Index]] = {}  # memory for locals, by the identity of the launch
@@ -220,18 +236,22 @@ class _Assembler:
         read = {name for step in self.program.steps for name in _names_in(step)}
         for name in read - self.values.keys() - self.several.keys() - self.numbers.keys() - self.functions.keys():
             raise Unsupported(f"{name}, which is no tensor")
+        self.count = len(self.code)
+        self.call("ferrite_count", machine.LIST, self.constant(len(self.program.inputs)), checked=True)
         for index, entry in enumerate(self.program.inputs):
             if entry.name in self.all.given:
                 self._take_number(index, self.all.given[entry.name])
+        keepers = keepers_of(self.program, self._read_by_address(), self.kernels.in_place)
+        for index, entry in enumerate(self.program.inputs):
+            if entry.name in self.all.given:
                 continue
             if entry.name not in read:
                 if entry.saved or entry.donated:  # only the list has it
                     self._take_out(index)
                 continue
             value = self.values[entry.name]
-            thing, value.handle = self.slot(), self.slot()
-            self.call("PyList_GetItem", machine.LIST, self.constant(index), result=thing)
-            self.add(value.handle, thing, self.constant(BEHIND_HEADER))
+            value.handle = self.slot()
+            self._take_tensor(index, value, keepers[entry.name])
             if not entry.static:
                 borrowed, value.handle = value.handle, self.owned_slot()
                 value.is_owned = True
@@ -239,6 +259,34 @@ class _Assembler:
                 self._take_out(index)
         for name, tensor in self.constants.items():
             self.values[name].handle = self.constant(id(tensor) + BEHIND_HEADER)
+
+    def _read_by_address(self) -> frozenset[str]:
+        """Inputs of which a kernel, a product or a view of ours takes for granted how they lie in memory."""
+        found: set[str] = set()
+        for step in self.program.steps:
+            match step:
+                case Launch():
+                    found.update(self.values[name].root for name in step.buffers)
+                case Call() if step.result in self.all.views - self.shown or self.all.is_own(step):
+                    found.update(
+                        self.values[name].root for name in refs((step.args, step.kwargs)) if name in self.values
+                    )
+        return frozenset(found)
+
+    def _take_tensor(self, index: int, value: Value, keeper: Keeper) -> None:
+        """Where the handle of an argument is. One that is read by its address is as promised from here on."""
+        row, rank, kind = self.scratch, -1, 0
+        if keeper.dtype is not None:
+            assert value.sizes is not None
+            assert value.strides is not None
+            row, rank = self._row((*value.sizes, *value.strides)), len(value.sizes)
+            kind = DTYPES[keeper.dtype] | keeper.dtype.itemsize << 32
+        argument = Argument(keeper, index, row, max(rank, 0))
+        self.alive.append(argument)
+        self.call(
+            "ferrite_argument", machine.LIST, self.constant(index), _address(row), self.constant(rank),
+            self.constant(kind), _address(value.handle or 0), self.constant(id(argument)), machine.FRAME, checked=True,
+        )  # fmt: skip
 
     def _take_out(self, index: int) -> None:
         """The caller's list no longer has this argument."""
@@ -249,10 +297,8 @@ class _Assembler:
     def _take_number(self, index: int, number: Index) -> None:
         if number in self.computed or not number.terms:
             return
-        thing = self.slot()
         self.computed[number] = self.slot()
-        self.call("PyList_GetItem", machine.LIST, self.constant(index), result=thing)
-        self.call("PyLong_AsLongLong", thing, result=self.computed[number])
+        self.call("ferrite_number", machine.LIST, self.constant(index), _address(self.computed[number]), checked=True)
 
     def _write_call(self, call: Call) -> None:
         if call.target == PART or call.result in self.numbers:
@@ -289,6 +335,9 @@ class _Assembler:
                 self.call("ferrite_python", _address(machine.THREAD), python, machine.FRAME, checked=True)
             else:
                 self._write_dispatch(call, form, results)
+            if may_move_memory(call):
+                # Nothing says which inputs share memory.
+                self._forget_pointers([*refs((call.args, call.kwargs)), *(entry.name for entry in self.program.inputs)])
             for result in results:
                 if result is not None and result.asked is not None:
                     self._ask_sizes(result.handle, result.asked)
@@ -523,7 +572,10 @@ class _Assembler:
         )
 
     def _link(self, cleaner: int, result: int) -> Callable[[list[Any]], tuple[Any, ...]]:
-        raiser = Raiser(self.launches, self.again, self.words, self.divisions, self.sizes, self.take, self.program.name)
+        raiser = Raiser(
+            self.launches, self.again, self.words, self.divisions, self.sizes, self.read, self.take, self.count,
+            self.program.name,
+        )  # fmt: skip
         self.alive.append(raiser)
         self.template[self.handler] = id(raiser)
         start = machine.HEADER + len(self.template)
@@ -640,9 +692,19 @@ class _Assembler:
     def _pointer(self, value: Value) -> int:
         if value.pointer is None:
             assert value.handle is not None
+            assert value.dtype is not None
             value.pointer = self.slot()
-            self.call("aoti_torch_get_data_ptr", value.handle, _address(value.pointer), checked=True)
+            self.read[len(self.code)] = value.root
+            itemsize = self.constant(value.dtype.itemsize)
+            self.call("ferrite_pointer", value.handle, itemsize, _address(value.pointer), checked=True)
         return value.pointer
+
+    def _forget_pointers(self, names: Iterable[str]) -> None:
+        """These may have other memory than before: whoever reads them asks again where it is."""
+        roots = {self.values[name].root for name in names if name in self.values}
+        for value in self.values.values():
+            if value.root in roots:
+                value.pointer = None
 
     def _start(self, value: Value) -> Index:
         """Where a value starts in the memory of its root, in bytes."""

@@ -9,15 +9,15 @@ import torch
 from torch.fx import Graph
 from torch.utils._pytree import tree_leaves
 
-from ferrite.graph.query import written_arguments
+from ferrite.graph.query import memory_of, written_arguments
 from ferrite.graph.strides import current_strides
 from ferrite.graph.values import value_of
 
 
 def mutated_inputs(graph: Graph) -> tuple[int, ...]:
-    """Positions of the inputs that some call of the graph writes to, by its schema."""
+    """Positions of the inputs that some call of the graph writes to, itself or through a view, by its schema."""
     positions = {node: index for index, node in enumerate(graph.find_nodes(op="placeholder"))}
-    written = {argument for node in graph.nodes for argument in written_arguments(node)}
+    written = {memory_of(argument) for node in graph.nodes for argument in written_arguments(node)}
     return tuple(sorted(positions[argument] for argument in written if argument in positions))
 
 

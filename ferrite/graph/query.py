@@ -76,9 +76,23 @@ def bytes_of(node: Node) -> int:
     return bytes_of_tensor(next(tensors(node), None))
 
 
-def written_arguments(node: Node) -> list[Node]:
-    """The arguments that a call writes to, by the schema of its op."""
+def changes_storage(node: Node) -> bool:
+    """Whether a call gives the storage of its first argument, and so of all that share it, another size or another
+    place in memory, or gives that argument another storage. Addresses that were read before say nothing afterwards."""
     schema = getattr(node.target, "_schema", None)
+    return node.op == "call_function" and schema is not None and schema.name in CHANGING_STORAGE
+
+
+CHANGING_STORAGE = frozenset({
+    "inductor::resize_storage_bytes_", "aten::set_", "aten::resize_", "aten::resize_as_", "aten::set_data",
+})  # fmt: skip
+
+
+def written_arguments(node: Node) -> list[Node]:
+    """The arguments that a call writes to, by the schema of its op; what changes a storage does not always say so."""
+    schema = getattr(node.target, "_schema", None)
+    if changes_storage(node):
+        return [leaf for leaf in tree_leaves(node.args[:1]) if isinstance(leaf, Node)]
     if node.op != "call_function" or schema is None or not schema.is_mutable:
         return []
     named = dict(zip((argument.name for argument in schema.arguments), node.args, strict=False)) | node.kwargs

@@ -27,6 +27,7 @@ from ferrite.graph.pattern.lowering import lowering_of
 from ferrite.graph.query import (
     attribute,
     bytes_of_tensor,
+    changes_storage,
     family,
     source_line,
     source_place,
@@ -456,8 +457,9 @@ class _OneGraph:
 
     def _eager(self, node: Node) -> None:
         """Run the op itself, on values that exist on the host."""
-        for argument in written_arguments(node):
-            self._store_readers_of(self.values.get(argument))
+        written = self._written(node)
+        for value in written:
+            self._store_readers_of(value)
         target = name_of(node.target)
         if target in KEEPS_ITS_PROMISE:
             self._check_operands(node)
@@ -472,7 +474,6 @@ class _OneGraph:
         self.steps.append(Call(node.name, target, args, kwargs, source_place(node), gives))
         if (flops := flops_of(node)) is not None:
             self.flops[node.name] = flops
-        written = (self.values.get(argument) for argument in written_arguments(node))
         self.writes[node.name] = tuple(v.host for v in written if isinstance(v, _Value) and v.host is not None)
         root = self.values.get(node.args[0]) if node.args and isinstance(node.args[0], Node) else None
         shares = isinstance(root, _Value) and may_alias(node)
@@ -485,6 +486,14 @@ class _OneGraph:
         for value in map(self.values.get, node.all_input_nodes):
             if isinstance(value, _Value) and value.is_promised and not _is_of_known_sizes(value.node):
                 self._in_memory_as_promised(value)
+
+    def _written(self, node: Node) -> list[Any]:
+        """The values whose memory a call may change. Nothing says which inputs share the storage of the one that a call
+        gives another size: AOTAutograd looks for that only where elements are written."""
+        written = written_arguments(node)
+        if changes_storage(node):
+            written = [*written, *(each for each in self.values if each.op == "placeholder" and each not in written)]
+        return [self.values.get(argument) for argument in written]
 
     def _dense_operands(self, node: Node) -> dict[str, str]:
         """Names of copies that lie as traced, for operands that have gaps: the op was taken for loops, and its row has

@@ -24,6 +24,14 @@ registers and stack places of their own, and the caller clears the stack.
     ferrite_resume(thread)                 takes Python's lock again if the slot says that it was released
     ferrite_python(thread, object, frame)  calls a Python object with the address of the frame; fails if it raises
     ferrite_raise(object, frame)           the same, to find words for a failure, unless it has an exception already
+    ferrite_count(list, count)             fails if a list has another length
+    ferrite_number(list, index, to)        a whole number of the list; fails if it is none
+    ferrite_argument(list, index, shape, rank, kind, to, object, frame)
+                                           a tensor of the list: where its handle is. One that is not as promised, with
+                                           these sizes, strides and elements in plain memory, is put in order by the
+                                           object, or the object raises; a rank of -1 promises only a tensor
+    ferrite_pointer(handle, bytes, to)     where the elements of a plain tensor are; fails if they lie outside of its
+                                           storage, which somebody may have freed; `bytes`: of one
     ferrite_hold(handle, to, sizes, strides, dims, dtype, device, item, bytes, thread, object, frame)
                                            a handle of the tensor if it is as promised, in memory that is there, else
                                            as the object does it; `item` and `bytes`: of an element, and of all
@@ -47,6 +55,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -69,17 +78,37 @@ EXPORTS = (
     "ferrite_enter", "ferrite_take", "ferrite_give", "ferrite_drop", "ferrite_resume", "ferrite_python",
     "ferrite_raise", "ferrite_hold", "ferrite_list", "ferrite_some", "ferrite_given", "ferrite_threads",
     "ferrite_alone", "ferrite_kept", "ferrite_call_into", "ferrite_allocate", "ferrite_deleter",
-    "ferrite_ask_allocator", "ferrite_allocator", "ferrite_lender",
+    "ferrite_ask_allocator", "ferrite_allocator", "ferrite_lender", "ferrite_count", "ferrite_number",
+    "ferrite_argument", "ferrite_pointer", "ferrite_types", "ferrite_keys",
 )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class TensorWords:
+    """Where a tensor of PyTorch keeps what is asked of it: the places of its words, and of those of its storage
+    (`address`, `length`). Of at most `inline` dimensions, sizes and strides lie in the tensor itself, of more of them
+    one behind the other where the word of the sizes points to."""
+
+    rank: int
+    sizes: int
+    strides: int
+    offset: int
+    count: int
+    kind: int
+    keys: int
+    storage: int
+    address: int
+    length: int
+    inline: int
+
+
 @cache
-def machine(imports: tuple[tuple[str, int], ...]) -> Library:
+def machine(imports: tuple[tuple[str, int], ...], words: TensorWords) -> Library:
     """The functions above, with what they call from outside, by address."""
     target = host()
     return support.loaded(
         support.MACHINE,
-        lambda: build(machine_text(target.triple), target),
+        lambda: build(machine_text(target.triple, words), target),
         lambda made: load([made], EXPORTS, dict(imports), lasting=True),
     )
 
@@ -131,7 +160,7 @@ def address_of(library: ctypes.CDLL, name: str) -> int:
 GET_THREADS = "_ZN2at15get_num_threadsEv"
 
 
-def machine_text(triple: str) -> str:
+def machine_text(triple: str, words: TensorWords) -> str:
     return "\n".join(
         [
             f'target triple = "{triple}"',
@@ -140,6 +169,7 @@ def machine_text(triple: str) -> str:
             _run_text(),
             _MEMORY,
             _PYTHON,
+            _arguments_text(words),
             _DISPATCH,
             _LENDING,
             _THREADS,
@@ -158,6 +188,10 @@ declare ptr @PyLong_FromLongLong(i64)
 declare ptr @PyObject_CallOneArg(ptr, ptr)
 declare ptr @PyErr_Occurred()
 declare ptr @PyErr_NoMemory()
+declare ptr @PyList_GetItem(ptr, i64)
+declare i64 @PyList_Size(ptr)
+declare i64 @PyLong_AsLongLong(ptr)
+declare i32 @PyType_IsSubtype(ptr, ptr)
 declare void @Py_DecRef(ptr)
 declare i32 @aoti_torch_get_sizes(ptr, ptr)
 declare i32 @aoti_torch_get_strides(ptr, ptr)
@@ -582,6 +616,218 @@ other:
   ret i32 %copied
 }
 """
+
+
+def _arguments_text(words: TensorWords) -> str:
+    def at(name: str, owner: str, place: int, kind: str = "i64") -> str:
+        return (
+            f"%{name}_at = getelementptr i64, ptr %{owner}, i64 {place}\n  "
+            f"%{name} = load {kind}, ptr %{name}_at, align 8"
+        )
+
+    rows = f"""{at("rank", "tensor", words.rank)}
+  %near_sizes = getelementptr i64, ptr %tensor, i64 {words.sizes}
+  %near_strides = getelementptr i64, ptr %tensor, i64 {words.strides}
+  %far_sizes = load ptr, ptr %near_sizes, align 8
+  %far_strides = getelementptr i64, ptr %far_sizes, i64 %rank
+  %is_near = icmp ule i64 %rank, {words.inline}
+  %sizes = select i1 %is_near, ptr %near_sizes, ptr %far_sizes
+  %strides = select i1 %is_near, ptr %near_strides, ptr %far_strides"""
+    return f"""
+@ferrite_types = global [3 x ptr] zeroinitializer, align 8 ; Tensor, Parameter, what all tensors are
+@ferrite_keys = global [2 x i64] zeroinitializer, align 8 ; of a plain tensor: those that it has, those that it has not
+define internal i1 @is_tensor(ptr %thing) {{
+  %nothing = icmp eq ptr %thing, null
+  br i1 %nothing, label %no, label %look
+look:
+  %type_at = getelementptr i8, ptr %thing, i64 8
+  %type = load ptr, ptr %type_at, align 8
+  %usual = load ptr, ptr @ferrite_types, align 8
+  %is_usual = icmp eq ptr %type, %usual
+  br i1 %is_usual, label %yes, label %other
+other:
+  %parameter_at = getelementptr ptr, ptr @ferrite_types, i64 1
+  %parameter = load ptr, ptr %parameter_at, align 8
+  %is_parameter = icmp eq ptr %type, %parameter
+  br i1 %is_parameter, label %yes, label %ask
+ask:
+  %base_at = getelementptr ptr, ptr @ferrite_types, i64 2
+  %base = load ptr, ptr %base_at, align 8
+  %answer = call i32 @PyType_IsSubtype(ptr %type, ptr %base)
+  %is_some = icmp ne i32 %answer, 0
+  ret i1 %is_some
+yes:
+  ret i1 true
+no:
+  ret i1 false
+}}
+define internal i1 @has_memory(ptr %tensor, i64 %bytes) {{
+  {at("count", "tensor", words.count)}
+  %is_empty = icmp eq i64 %count, 0
+  br i1 %is_empty, label %yes, label %look
+look:
+  {at("storage", "tensor", words.storage, "ptr")}
+  %no_storage = icmp eq ptr %storage, null
+  br i1 %no_storage, label %no, label %open
+open:
+  {at("address", "storage", words.address, "ptr")}
+  %is_freed = icmp eq ptr %address, null
+  br i1 %is_freed, label %no, label %measure
+measure:
+  {at("length", "storage", words.length)}
+  {at("offset", "tensor", words.offset)}
+  {rows}
+  br label %next
+next:
+  %n = phi i64 [ 0, %measure ], [ %n_next, %step ]
+  %last = phi i64 [ %offset, %measure ], [ %farther, %step ]
+  %done = icmp eq i64 %n, %rank
+  br i1 %done, label %compare, label %step
+step:
+  %size_at = getelementptr i64, ptr %sizes, i64 %n
+  %size = load i64, ptr %size_at, align 8
+  %stride_at = getelementptr i64, ptr %strides, i64 %n
+  %stride = load i64, ptr %stride_at, align 8
+  %steps = sub i64 %size, 1
+  %way = mul i64 %steps, %stride
+  %farther = add i64 %last, %way
+  %n_next = add i64 %n, 1
+  br label %next
+compare:
+  %elements = add i64 %last, 1
+  %needed = mul i64 %elements, %bytes
+  %fits = icmp sle i64 %needed, %length
+  ret i1 %fits
+yes:
+  ret i1 true
+no:
+  ret i1 false
+}}
+define internal i1 @is_plain(ptr %tensor) {{
+  {at("keys", "tensor", words.keys)}
+  %wanted = load i64, ptr @ferrite_keys, align 8
+  %unwanted_at = getelementptr i64, ptr @ferrite_keys, i64 1
+  %unwanted = load i64, ptr %unwanted_at, align 8
+  %good = and i64 %keys, %wanted
+  %bad = and i64 %keys, %unwanted
+  %has_all = icmp eq i64 %good, %wanted
+  %has_none = icmp eq i64 %bad, 0
+  %is_plain = and i1 %has_all, %has_none
+  ret i1 %is_plain
+}}
+; `kind`: the dtype, and in its upper half the bytes of an element
+define internal i1 @is_promised(ptr %tensor, ptr %shape, i64 %promised_rank, i64 %kind) {{
+  %is_plain = call i1 @is_plain(ptr %tensor)
+  br i1 %is_plain, label %start, label %no
+start:
+  %has_kind_at = getelementptr i64, ptr %tensor, i64 {words.kind}
+  %has_kind = load i16, ptr %has_kind_at, align 8
+  %promised_kind = trunc i64 %kind to i16
+  %same_kind = icmp eq i16 %has_kind, %promised_kind
+  {rows}
+  %same_rank = icmp eq i64 %rank, %promised_rank
+  %may_fit = and i1 %same_kind, %same_rank
+  br i1 %may_fit, label %measure, label %no
+measure:
+  {at("count", "tensor", words.count)}
+  %is_empty = icmp eq i64 %count, 0
+  br label %next
+next:
+  %n = phi i64 [ 0, %measure ], [ %n_next, %fits ]
+  %done = icmp eq i64 %n, %rank
+  br i1 %done, label %same, label %look
+look:
+  %size_at = getelementptr i64, ptr %sizes, i64 %n
+  %size = load i64, ptr %size_at, align 8
+  %promised_size_at = getelementptr i64, ptr %shape, i64 %n
+  %promised_size = load i64, ptr %promised_size_at, align 8
+  %same_size = icmp eq i64 %size, %promised_size
+  %stride_at = getelementptr i64, ptr %strides, i64 %n
+  %stride = load i64, ptr %stride_at, align 8
+  %behind = add i64 %n, %rank
+  %promised_at = getelementptr i64, ptr %shape, i64 %behind
+  %promised = load i64, ptr %promised_at, align 8
+  %is_kept = icmp eq i64 %stride, %promised
+  %is_one = icmp eq i64 %size, 1
+  %is_free = or i1 %is_one, %is_empty
+  %is_fine = or i1 %is_kept, %is_free
+  %both = and i1 %same_size, %is_fine
+  br i1 %both, label %fits, label %no
+fits:
+  %n_next = add i64 %n, 1
+  br label %next
+same:
+  %bytes = lshr i64 %kind, 32
+  %has_memory = call i1 @has_memory(ptr %tensor, i64 %bytes)
+  ret i1 %has_memory
+no:
+  ret i1 false
+}}
+define i32 @ferrite_count(ptr %list, i64 %count) {{
+  %found = call i64 @PyList_Size(ptr %list)
+  %differs = icmp ne i64 %found, %count
+  %failed = zext i1 %differs to i32
+  ret i32 %failed
+}}
+define i32 @ferrite_number(ptr %list, i64 %index, ptr %to) {{
+  %thing = call ptr @PyList_GetItem(ptr %list, i64 %index)
+  %number = call i64 @PyLong_AsLongLong(ptr %thing)
+  store i64 %number, ptr %to, align 8
+  %may_be_wrong = icmp eq i64 %number, -1
+  br i1 %may_be_wrong, label %ask, label %good
+ask:
+  %exception = call ptr @PyErr_Occurred()
+  %raised = icmp ne ptr %exception, null
+  br i1 %raised, label %bad, label %good
+good:
+  ret i32 0
+bad:
+  ret i32 1
+}}
+define i32 @ferrite_argument(ptr %list, i64 %index, ptr %shape, i64 %rank, i64 %kind, ptr %to, ptr %object,
+                             ptr %frame) {{
+  %thing = call ptr @PyList_GetItem(ptr %list, i64 %index)
+  %is_tensor = call i1 @is_tensor(ptr %thing)
+  br i1 %is_tensor, label %look, label %ask
+look:
+  %is_any = icmp eq i64 %rank, -1
+  br i1 %is_any, label %good, label %compare
+compare:
+  %handle = getelementptr i8, ptr %thing, i64 {object.__basicsize__}
+  %tensor = load ptr, ptr %handle, align 8
+  %fits = call i1 @is_promised(ptr %tensor, ptr %shape, i64 %rank, i64 %kind)
+  br i1 %fits, label %good, label %ask
+ask:
+  %given = call ptr @call_with_frame(ptr %object, ptr %frame)
+  %raised = icmp eq ptr %given, null
+  br i1 %raised, label %bad, label %again
+again:
+  call void @Py_DecRef(ptr %given)
+  %other = call ptr @PyList_GetItem(ptr %list, i64 %index)
+  br label %good
+good:
+  %taken = phi ptr [ %thing, %look ], [ %thing, %compare ], [ %other, %again ]
+  %place = getelementptr i8, ptr %taken, i64 {object.__basicsize__}
+  store ptr %place, ptr %to, align 8
+  ret i32 0
+bad:
+  ret i32 1
+}}
+define i32 @ferrite_pointer(ptr %handle, i64 %bytes, ptr %to) {{
+  %tensor = load ptr, ptr %handle, align 8
+  %is_plain = call i1 @is_plain(ptr %tensor)
+  br i1 %is_plain, label %look, label %bad
+look:
+  %has_memory = call i1 @has_memory(ptr %tensor, i64 %bytes)
+  br i1 %has_memory, label %good, label %bad
+good:
+  %status = call i32 @aoti_torch_get_data_ptr(ptr %handle, ptr %to)
+  ret i32 %status
+bad:
+  ret i32 1
+}}
+"""
+
 
 _DISPATCH = """
 define i32 @ferrite_list(i64 %count, ptr %words, ptr %to) {
