@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._dynamo.exc import RestartAnalysis, ShortenTraceback, SkipFrame, exceptions_allowed_to_be_fallback
+from torch._guards import TracingContext
 from torch.fx import GraphModule
 
 from ferrite import caching
@@ -46,6 +47,7 @@ from ferrite.interface import compile_shaped
 from ferrite.options import Options, check_folders, from_environment, resolve
 from ferrite.report import trace, watch
 from ferrite.report.record import Record
+from ferrite.variants import Variants
 
 if TYPE_CHECKING:
     from ferrite.artifact.compiled import CompiledGraph
@@ -72,7 +74,11 @@ def compile(
 ) -> Callable[..., Any]:
     """What `torch.compile(..., backend="ferrite")` calls with each captured graph. Also callable with any FX graph."""
     chosen = chosen_options(mode, options)
-    return compile_shaped(gm, example_inputs, functools.partial(_compile_captured, options=chosen))
+    compile_flat = functools.partial(_compile_captured, options=chosen)
+    if TracingContext.try_get() is not None or torch._functorch.config.force_autograd_cache:
+        return compile_shaped(gm, example_inputs, compile_flat)
+    shaped = functools.partial(compile_shaped, compile_flat=compile_flat)
+    return Variants(gm, example_inputs, shaped, strict=chosen.strict)
 
 
 def chosen_options(mode: str | None, options: Mapping[str, Any] | None) -> Options:
@@ -115,7 +121,7 @@ def _compile_captured(module: GraphModule, inputs: list[Any], options: Options) 
     _records.append(record)
     _refuse_other_devices(inputs, options)
     inputs = with_drawn_numbers(module, inputs)
-    reason = reason_for_eager(module)
+    reason = reason_for_eager(module, inputs)
     if reason is not None:
         entry = record.graph("pre_grad")
         entry.decisions.append(Decision("compile", (entry.name,), False, reason))

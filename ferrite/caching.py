@@ -150,7 +150,7 @@ def _opened(mode: str, folder: str, megabytes: int | None) -> Store:
 # ---- looking up
 
 
-def look_up(module: GraphModule, options: Options, taker: Taker | None = None) -> Lookup:
+def look_up(module: Any, options: Options, taker: Taker | None = None) -> Lookup:
     """Never raises, whatever is on the disk, but under `cache="strict"`."""
     try:
         found = _look_up(module, options, taker)
@@ -165,12 +165,14 @@ def look_up(module: GraphModule, options: Options, taker: Taker | None = None) -
     return found
 
 
-def _look_up(module: GraphModule, options: Options, taker: Taker | None) -> Lookup:
+def _look_up(module: Any, options: Options, taker: Taker | None) -> Lookup:
     if torch._functorch.config.force_autograd_cache:  # `aot_compile` saves what is compiled
         return Lookup("package", "", fields=fields_of_machine(), held=tuple(held_by(module).values()))
     store = store_of(options)
     if store is None:
         return Lookup("off", "the cache is off")
+    if not isinstance(module, GraphModule):
+        return Lookup("bypass", "a module without a graph")
     try:
         wanted = fields_of(module, options_text(options), registry.digest())
     except Unsupported as error:

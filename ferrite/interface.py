@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._dynamo.utils import flatten_graph_inputs
-from torch._guards import TracingContext
+from torch._dynamo.utils import flatten_graph_inputs, preserve_rng_state
+from torch._guards import TracingContext, detect_fake_mode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import GraphModule, Node
 from torch.fx.graph import CodeGen, _PyTreeCodeGen
 from torch.utils import _pytree as pytree
 
 from ferrite.graph.query import output_node
+from ferrite.graph.values import value_of
 
 Compiler = Callable[[Any, list[Any]], Callable[..., Any]]
 
@@ -48,13 +52,23 @@ def _through_pytree_specs(module: GraphModule, inputs: list[Any], compile_flat: 
     codegen = module.graph._codegen
     module.graph.set_codegen(CodeGen())
     module.recompile()
-    compiled = compile_shaped(module, codegen.process_inputs(*inputs), compile_flat)
+    compiled = compile_shaped(module, _as_exported(module, codegen.process_inputs(*inputs)), compile_flat)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         ordered = (*args, *kwargs.values())
         return codegen.process_outputs(compiled(*codegen.process_inputs(*ordered)))
 
     return call
+
+
+def _as_exported(module: GraphModule, inputs: Sequence[Any]) -> list[Any]:
+    """The examples that a module was exported with, where a size of one may change; else those that are given."""
+    known = [value_of(node) for node in module.graph.find_nodes(op="placeholder")]
+    tensors = [value for value in known if isinstance(value, FakeTensor)]
+    may_change = any(not isinstance(extent, int) for tensor in tensors for extent in tensor.shape)
+    if not may_change or len(known) != len(inputs):
+        return list(inputs)
+    return [fake if isinstance(fake, FakeTensor) else given for fake, given in zip(known, inputs, strict=True)]
 
 
 def _returns_flat_tuple(module: GraphModule) -> bool:
@@ -73,13 +87,12 @@ def _through_output_spec(module: GraphModule, inputs: list[Any], compile_flat: C
     """A graph that gives one value, or values in a structure: compile it with a flat tuple as result."""
     vars(module).pop("_backend_id", None)  # what is compiled is not all of what Dynamo gets
     output = output_node(module.graph)
-    result = output.args[0]
-    if isinstance(result, Node) and (count := _number_of_results(result)) is not None:
+    result = _plain(output.args[0])
+    if not all(map(_is_one_value, pytree.tree_leaves(result))):
+        values = _values_of_results(module, inputs)
         with module.graph.inserting_before(output):
-            result = _type_of_results(result)(
-                module.graph.call_function(operator.getitem, (result, index)) for index in range(count)
-            )
-    leaves, spec = pytree.tree_flatten(_plain(result))
+            result = _taken_apart(result, values)
+    leaves, spec = pytree.tree_flatten(result)
     output.args = (tuple(leaves),)
     module.recompile()
     if not _returns_flat_tuple(module):
@@ -103,19 +116,66 @@ def _plain(result: Any) -> Any:
     return result
 
 
-def _number_of_results(node: Node) -> int | None:
-    """How many tensors a call gives, if its operator gives several."""
-    value = node.meta.get("val")
-    if isinstance(value, (tuple, list)):
-        return len(value)
-    schema = getattr(node.target, "_schema", None)
-    if schema is not None and len(schema.returns) > 1:
-        return len(schema.returns)
+def _is_one_value(leaf: Any) -> bool:
+    """Whether it is known of a part of the result that it is one tensor or number."""
+    if not isinstance(leaf, Node) or leaf.op in ("placeholder", "get_attr"):
+        return True
+    if (value := value_of(leaf)) is not None:
+        return isinstance(value, (torch.Tensor, torch.SymInt, int))
+    schema = getattr(leaf.target, "_schema", None)
+    return schema is not None and [str(each.type) for each in schema.returns] == ["Tensor"]
+
+
+def _values_of_results(module: GraphModule, inputs: list[Any]) -> Any:
+    """What a graph gives, on tensors without memory: how many a split gives depends on sizes. None if that fails, and
+    then compiling it does, too."""
+    tensors = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
+    mode = detect_fake_mode(tensors) or FakeTensorMode(allow_non_fake_inputs=True)
+
+    def fake(leaf: Any) -> Any:
+        return mode.from_tensor(leaf, static_shapes=True) if isinstance(leaf, torch.Tensor) else leaf
+
+    with suppress(Exception), mode, torch.no_grad(), preserve_rng_state():
+        return module(*pytree.tree_map(lambda leaf: leaf if isinstance(leaf, FakeTensor) else fake(leaf), inputs))
     return None
 
 
-def _type_of_results(node: Node) -> type:
-    return list if isinstance(node.meta.get("val"), list) else tuple
+def _taken_apart(result: Any, value: Any) -> Any:
+    """A result with nodes in place of what some node of it gives several of."""
+    if isinstance(value, slice):
+        parts = (getattr(value, name) for name in ("start", "stop", "step"))
+        return _Slice(*(_part_of(result, getattr, name, part) for name, part in zip(_SLICE, parts, strict=True)))
+    if isinstance(value, dict):
+        return {key: _part_of(result, operator.getitem, key, item) for key, item in value.items()}
+    if not isinstance(value, (tuple, list)):
+        return result
+    items = [_part_of(result, operator.getitem, index, item) for index, item in enumerate(value)]
+    return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+
+
+def _part_of(result: Any, take: Callable[..., Any], place: Any, value: Any) -> Any:
+    if not isinstance(result, Node):
+        return _taken_apart(take(result, place), value)
+    if value is None or isinstance(value, (bool, float, str)):
+        return value
+    return _taken_apart(result.graph.call_function(take, (result, place)), value)
+
+
+_SLICE = ("start", "stop", "step")
+
+
+@dataclass(frozen=True)
+class _Slice:
+    """A slice whose parts are results of a graph: for the caller it becomes one again."""
+
+    start: Any
+    stop: Any
+    step: Any
+
+
+pytree.register_pytree_node(
+    _Slice, lambda made: ([made.start, made.stop, made.step], None), lambda parts, _: slice(*parts)
+)
 
 
 def _through_flat_outputs(module: Any, inputs: list[Any], compile_flat: Compiler) -> Callable[..., Any]:

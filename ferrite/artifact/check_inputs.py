@@ -19,9 +19,9 @@ import torch
 from torch.fx import GraphModule
 
 from ferrite.artifact.host_values import Shape, contiguous, read_size
-from ferrite.artifact.plain import same_strides, why_not_plain
 from ferrite.errors import Unsupported
 from ferrite.graph.names import resolve
+from ferrite.graph.plain import same_strides, why_not_plain
 from ferrite.graph.text import show_type, split_type
 from ferrite.host.nodes import ALLOCATE, HOLD, VIEWS, Call, HostProgram, Input, Launch, Return
 from ferrite.loops.index import Atom, Index, evaluate, free_atoms, show_atom

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from ferrite.artifact import plain
 from ferrite.artifact.kernels import is_forked
 from ferrite.artifact.tensor_words import WORDS, check_words
+from ferrite.graph import plain
 from ferrite.native import machine
 
 

@@ -12,7 +12,7 @@ Asked once, of the graph that Dynamo captured, before AOTAutograd sees it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -24,8 +24,10 @@ from ferrite.graph.effects import is_of_torch
 from ferrite.graph.values import fake_mode_of
 
 
-def reason_for_eager(module: Any) -> str | None:
+def reason_for_eager(module: Any, inputs: Sequence[Any] = ()) -> str | None:
     """Why this graph should run as it was captured; None if it should be compiled."""
+    if any(isinstance(value, torch.Generator) for value in inputs):
+        return "it draws from a generator that it is given, which no trace can"
     if not isinstance(module, GraphModule):
         return None
     calls = [node for node in module.graph.nodes if node.op in ("call_function", "call_method", "call_module")]

@@ -226,3 +226,131 @@ def test_fake_inputs_as_examples() -> None:
     mode = torch._subclasses.FakeTensorMode()
     function = ferrite.backend.compile(graph, [mode.from_tensor(x), mode.from_tensor(y)], options=STRICT)
     assert equal(function(x, y)[0], x @ y)
+
+
+# ---- what a graph takes beside tensors
+
+NUMBERS: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "int": (lambda x, n: x + n, (3, 4, True, 3.5)),
+    "float": (lambda x, n: x * n, (0.5, -0.0, float("nan"), 2)),
+    "bool": (lambda x, n: x.sum(0, keepdim=n), (True, False)),
+    "size": (lambda x, n: x.reshape(n, -1), (1, 3, 9)),
+    "string": (lambda x, n: torch.nn.functional.gelu(x, approximate=n), ("none", "tanh")),
+    "nothing": (lambda x, n: x.clamp(n, 0.5), (None, 0.25)),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_arguments_that_are_no_tensors(name: str) -> None:
+    """A trace makes constants of them: for others the graph is compiled again, and once only."""
+    function, values = NUMBERS[name]
+    x, _ = leaves()
+    compiled = ferrite.backend.compile(symbolic_trace(function), [x, values[0]], options=STRICT)
+    for _ in range(2):
+        for value in values:
+            assert_same(compiled(x, value), function(x, value), f"result for {value}")
+    assert len(ferrite.backend.records()) == len(values)
+
+
+def test_a_graph_is_compiled_for_so_many_numbers_and_runs_in_eager_for_more(caplog: pytest.LogCaptureFixture) -> None:
+    x, _ = leaves()
+    compiled = ferrite.backend.compile(symbolic_trace(lambda x, n: (x + n).sin()), [x, 0])
+    for number in range(12):
+        assert_same(compiled(x, number), (x + number).sin(), "result")
+    assert len(ferrite.backend.records()) == 8
+    assert sum("pass numbers that change as tensors" in record.message for record in caplog.records) == 1
+
+
+def test_gradients_of_a_graph_that_was_compiled_without_them() -> None:
+    x, _ = leaves()
+    compiled = ferrite.backend.compile(symbolic_trace(lambda x: (x * x).sum()), [x], options=STRICT)
+    leaf = x.clone().requires_grad_()
+    compiled(leaf).backward()
+    assert equal(leaf.grad, 2 * x)
+    assert not compiled(x).requires_grad
+    with torch.no_grad():
+        assert not compiled(leaf).requires_grad
+
+
+def test_the_graph_of_the_caller_stays_as_it_was() -> None:
+    graph = symbolic_trace(lambda x: torch.cat([torch.cat([x, x]), x]).sum(0))
+    before = str(graph.graph)
+    x, _ = leaves()
+    ferrite.backend.compile(graph, [x], options=STRICT)(x)
+    assert str(graph.graph) == before
+
+
+def test_a_generator() -> None:
+    graph = Graph()
+    x, generator = graph.placeholder("x"), graph.placeholder("generator")
+    drawn = graph.call_function(torch.ops.aten.rand.generator, ([3, 3],), {"generator": generator})
+    graph.output((graph.call_function(torch.add, (x, drawn)),))
+    source, value = torch.Generator(), torch.ones(3, 3)
+    compiled = ferrite.backend.compile(GraphModule(torch.nn.Module(), graph), [value, source], options=STRICT)
+    first = compiled(value, source.manual_seed(3))[0]
+    assert equal(first, value + torch.rand(3, 3, generator=torch.Generator().manual_seed(3)))
+
+
+# ---- results whose structure the graph does not say
+
+
+def only(target: Any, *arguments: Any) -> GraphModule:
+    graph = Graph()
+    graph.output(graph.call_function(target, (graph.placeholder("x"), *arguments)))
+    return GraphModule(torch.nn.Module(), graph)
+
+
+@pytest.mark.parametrize("target", [torch.ops.aten.split.Tensor, torch.split, torch.ops.aten.max.dim, torch.max])
+def test_one_op_that_gives_as_many_as_it_finds(target: Any) -> None:
+    x = torch.randn(5, 3)
+    run(only(target, 2 if "split" in str(target) else 0), x, expected=tuple_or_list(target, x))
+
+
+def tuple_or_list(target: Any, x: Tensor) -> Any:
+    return target(x, 2 if "split" in str(target) else 0)
+
+
+def test_a_slice_of_tensors() -> None:
+    graph = Graph()
+    x, n = graph.placeholder("x"), graph.placeholder("n")
+    doubled = graph.call_function(torch.add, (n, n))
+    graph.output((graph.call_function(torch.sin, (x,)), graph.call_function(slice, (n, doubled))))
+    x, n = torch.randn(3), torch.tensor(1)
+    result, found = ferrite.backend.compile(GraphModule(torch.nn.Module(), graph), [x, n], options=STRICT)(x, n)
+    assert equal(result, x.sin())
+    assert type(found.start) is Tensor
+    assert (int(found.start), int(found.stop), found.step) == (1, 2, None)
+    assert torch.arange(4)[found].tolist() == [1]
+
+
+# ---- modules
+
+
+def test_an_exported_module_with_sizes_that_change() -> None:
+    class Scaled(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(3, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.linear(x).relu() * x.shape[0]
+
+    module = Scaled()
+    rows = {0: torch.export.Dim("rows")}
+    exported = torch.export.export(module, (torch.randn(4, 3),), dynamic_shapes=(rows,)).module()
+    with torch.no_grad():
+        compiled = ferrite.backend.compile(exported, [torch.randn(4, 3)], options=STRICT)
+        for count in (4, 7, 2):
+            x = torch.randn(count, 3)
+            assert equal(compiled(x), module(x))
+    assert len(ferrite.backend.records()) == 1
+
+
+def test_nothing_is_logged_of_modules_without_a_graph(caplog: pytest.LogCaptureFixture, tmp_path: Any) -> None:
+    x, y = leaves()
+    options = {**STRICT, "cache_dir": str(tmp_path), "cache": "on"}
+    ferrite.backend.compile(Model(), [x], options=options)(x)
+    function = lambda given: given["x"] + given["y"]
+    traced = make_fx(function)({"x": x, "y": y})
+    assert_same(ferrite.backend.compile(traced, [{"x": x, "y": y}], options=options)({"x": x, "y": y}), x + y, "sum")
+    assert [record.message for record in caplog.records if record.name.startswith("ferrite")] == []
