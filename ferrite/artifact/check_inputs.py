@@ -159,6 +159,8 @@ class Keeper:
             raise self._refusal(f"a {type(arg).__name__}")
         if self.dtype is None:
             return arg
+        if self.may_copy and arg._is_zerotensor():
+            arg = torch.zeros(arg.shape, dtype=arg.dtype, device=arg.device)
         if self.may_copy and arg.is_neg():
             arg = arg.resolve_neg()
         why = why_not_plain(arg)

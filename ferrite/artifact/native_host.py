@@ -280,7 +280,7 @@ class _Assembler:
             assert value.sizes is not None
             assert value.strides is not None
             row, rank = self._row((*value.sizes, *value.strides)), len(value.sizes)
-            kind = DTYPES[keeper.dtype] | keeper.dtype.itemsize << 32
+            kind = self._promised_kind(value)
         argument = Argument(keeper, index, row, max(rank, 0))
         self.alive.append(argument)
         self.call(
@@ -311,13 +311,10 @@ class _Assembler:
             value, source = self.values[call.result], self._handle(call.args[0].name)
             value.handle, value.is_owned = self.owned_slot(), True
             python = self.constant(id(self._python_call(call, [value])))
-            sizes, strides, dims = self._shape(value)
-            dtype, device, _ = self._kind(value)
-            assert value.dtype is not None
+            shape, _, rank = self._shape(value)
             self.call(
-                "ferrite_hold", source, _address(value.handle), sizes, strides, dims, dtype, device,
-                self.constant(value.dtype.itemsize), self.number(value.bytes), _address(machine.THREAD), python,
-                machine.FRAME, checked=True,
+                "ferrite_hold", source, _address(value.handle), shape, rank, self.constant(self._promised_kind(value)),
+                _address(machine.THREAD), python, machine.FRAME, checked=True,
             )  # fmt: skip
         else:
             several = self.several.get(call.result)
@@ -674,6 +671,12 @@ class _Assembler:
         if value.dtype not in DTYPES:
             raise Unsupported(f"tensors of {value.dtype}")
         return self.constant(DTYPES[value.dtype]), self.constant(CPU), self.constant(0)
+
+    def _promised_kind(self, value: Value) -> int:
+        """The dtype and the bytes of an element, as the machine compares them."""
+        if value.dtype is None or value.dtype not in DTYPES:
+            raise Unsupported(f"tensors of {value.dtype}")
+        return DTYPES[value.dtype] | value.dtype.itemsize << 32
 
     def _handle(self, name: str) -> int:
         """The slot of a value's handle, which is made here if the value lies in the block."""

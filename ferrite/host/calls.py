@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from ferrite.graph.plain import same_strides, why_not_plain
+
 
 def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call a function that has no name of its own (it arrives as a constant)."""
@@ -18,6 +20,8 @@ def as_promised(tensor: Any, sizes: tuple[int, ...], strides: tuple[int, ...], d
     and an op may give other strides than it said (FFT under dynamic sizes does). Where nothing is stepped over, any
     stride is right. Anything else than a tensor of these sizes and this dtype, in memory of its own that is there, is
     refused: eager would go on with that one, so no copy is right. `maker`: an op, or whoever else gave the tensor."""
+    if isinstance(tensor, torch.Tensor) and tensor.is_neg():
+        tensor = tensor.resolve_neg()
     why = _differs(tensor, sizes, dtype)
     if why:
         promised = f"{str(dtype).removeprefix('torch.')}{list(sizes)}"
@@ -26,30 +30,14 @@ def as_promised(tensor: Any, sizes: tuple[int, ...], strides: tuple[int, ...], d
             "CPU kernel differ: mend the one that is wrong, or call it outside of the compiled function "
             "(torch.compiler.disable)"
         )
-    if tensor.is_neg():
-        tensor = tensor.resolve_neg()
-    have = tensor.stride()
-    if have == strides or tensor.numel() == 0:
-        return tensor
-    if all(a == b or size == 1 for a, b, size in zip(have, strides, sizes, strict=True)):
+    if same_strides(tensor, strides):
         return tensor
     return tensor.new_empty_strided(sizes, strides).copy_(tensor)
 
 
 def _differs(tensor: Any, sizes: tuple[int, ...], dtype: Any) -> str:
     """What was found in the place of a tensor that a kernel can read; nothing if it is one."""
-    if not isinstance(tensor, torch.Tensor):
-        return f"a {type(tensor).__name__}"
-    found = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
-    if tensor.dtype != dtype or tensor.shape != sizes:
-        return found
-    if tensor.layout != torch.strided or tensor.device.type != "cpu":
-        return f"a {found} that is {tensor.layout} on {tensor.device}"
-    if torch._C._dispatch_keys(tensor).has(torch._C.DispatchKey.Python):
-        return f"a {found} that is a {type(tensor).__name__} without memory of its own"
-    if tensor.numel() == 0:
-        return ""
-    last = tensor.storage_offset() + sum((size - 1) * step for size, step in zip(sizes, tensor.stride(), strict=True))
-    if (last + 1) * tensor.element_size() > tensor.untyped_storage().nbytes():
-        return f"a {found} whose memory was freed"
-    return ""
+    if why := why_not_plain(tensor):
+        return why
+    same = tensor.dtype == dtype and tensor.shape == sizes
+    return "" if same else f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"

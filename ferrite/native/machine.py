@@ -32,9 +32,9 @@ registers and stack places of their own, and the caller clears the stack.
                                            object, or the object raises; a rank of -1 promises only a tensor
     ferrite_pointer(handle, bytes, to)     where the elements of a plain tensor are; fails if they lie outside of its
                                            storage, which somebody may have freed; `bytes`: of one
-    ferrite_hold(handle, to, sizes, strides, dims, dtype, device, item, bytes, thread, object, frame)
-                                           a handle of the tensor if it is as promised, in memory that is there, else
-                                           as the object does it; `item` and `bytes`: of an element, and of all
+    ferrite_hold(handle, to, shape, rank, kind, thread, object, frame)
+                                           a handle of what an operator gave if it is as promised in the same way, else
+                                           as the object does it
     ferrite_list(count, words, to)         a list for the dispatcher
     ferrite_some(word, to)                 an optional for the dispatcher that is there
     ferrite_given(handle, to)              what the dispatcher gave; null if that is no tensor
@@ -193,13 +193,6 @@ declare i64 @PyList_Size(ptr)
 declare i64 @PyLong_AsLongLong(ptr)
 declare i32 @PyType_IsSubtype(ptr, ptr)
 declare void @Py_DecRef(ptr)
-declare i32 @aoti_torch_get_sizes(ptr, ptr)
-declare i32 @aoti_torch_get_strides(ptr, ptr)
-declare i32 @aoti_torch_get_dim(ptr, ptr)
-declare i32 @aoti_torch_get_dtype(ptr, ptr)
-declare i32 @aoti_torch_get_device_type(ptr, ptr)
-declare i32 @aoti_torch_get_storage_size(ptr, ptr)
-declare i32 @aoti_torch_get_storage_offset(ptr, ptr)
 declare i32 @aoti_torch_new_tensor_handle(ptr, ptr)
 declare i32 @aoti_torch_is_defined(ptr, ptr)
 declare i32 @aoti_torch_delete_tensor_object(ptr)
@@ -536,85 +529,6 @@ find:
 end:
   ret i64 0
 }
-define i32 @ferrite_hold(ptr %handle, ptr %to, ptr %expected_sizes, ptr %expected_strides, i64 %dims, i32 %dtype,
-                         i32 %device, i64 %item, i64 %bytes, ptr %slot, ptr %object, ptr %frame) {
-  %found = alloca ptr, align 8
-  %found_number = alloca i64, align 8
-  %found_kind = alloca i32, align 4
-  %left_out = icmp eq ptr %handle, null
-  br i1 %left_out, label %other, label %ask
-ask:
-  %status = call i32 @aoti_torch_get_strides(ptr %handle, ptr %found)
-  %strides = load ptr, ptr %found, align 8
-  %sizes_status = call i32 @aoti_torch_get_sizes(ptr %handle, ptr %found)
-  %sizes = load ptr, ptr %found, align 8
-  %dims_status = call i32 @aoti_torch_get_dim(ptr %handle, ptr %found_number)
-  %has_dims = load i64, ptr %found_number, align 8
-  %dtype_status = call i32 @aoti_torch_get_dtype(ptr %handle, ptr %found_kind)
-  %has_dtype = load i32, ptr %found_kind, align 4
-  %device_status = call i32 @aoti_torch_get_device_type(ptr %handle, ptr %found_kind)
-  %has_device = load i32, ptr %found_kind, align 4
-  %places = or i32 %status, %sizes_status
-  %kinds = or i32 %dims_status, %dtype_status
-  %most = or i32 %places, %kinds
-  %any = or i32 %most, %device_status
-  %failed = icmp ne i32 %any, 0
-  br i1 %failed, label %other, label %start
-start:
-  %same_dims = icmp eq i64 %has_dims, %dims
-  %same_dtype = icmp eq i32 %has_dtype, %dtype
-  %same_device = icmp eq i32 %has_device, %device
-  %is_type = and i1 %same_dims, %same_dtype
-  %is_kind = and i1 %is_type, %same_device
-  br i1 %is_kind, label %next, label %other
-next:
-  %n = phi i64 [ 0, %start ], [ %n_next, %fits ]
-  %done = icmp eq i64 %n, %dims
-  br i1 %done, label %memory, label %look
-look:
-  %stride_at = getelementptr i64, ptr %strides, i64 %n
-  %stride = load i64, ptr %stride_at, align 8
-  %promised_at = getelementptr i64, ptr %expected_strides, i64 %n
-  %promised = load i64, ptr %promised_at, align 8
-  %size_at = getelementptr i64, ptr %sizes, i64 %n
-  %size = load i64, ptr %size_at, align 8
-  %promised_size_at = getelementptr i64, ptr %expected_sizes, i64 %n
-  %promised_size = load i64, ptr %promised_size_at, align 8
-  %is_as_long = icmp eq i64 %size, %promised_size
-  %is_kept = icmp eq i64 %stride, %promised
-  %is_one = icmp ule i64 %size, 1
-  %is_near = or i1 %is_kept, %is_one
-  %is_fine = and i1 %is_near, %is_as_long
-  br i1 %is_fine, label %fits, label %other
-fits:
-  %n_next = add i64 %n, 1
-  br label %next
-memory:
-  %size_status = call i32 @aoti_torch_get_storage_size(ptr %handle, ptr %found_number)
-  %length = load i64, ptr %found_number, align 8
-  %offset_status = call i32 @aoti_torch_get_storage_offset(ptr %handle, ptr %found_number)
-  %offset = load i64, ptr %found_number, align 8
-  %data_status = call i32 @aoti_torch_get_data_ptr(ptr %handle, ptr %found)
-  %data = load ptr, ptr %found, align 8
-  %two = or i32 %size_status, %offset_status
-  %three = or i32 %two, %data_status
-  %asked = icmp eq i32 %three, 0
-  %skipped = mul i64 %offset, %item
-  %end = add i64 %skipped, %bytes
-  %is_inside = icmp ule i64 %end, %length
-  %is_there = icmp ne ptr %data, null
-  %is_whole = and i1 %is_inside, %is_there
-  %is_empty = icmp eq i64 %bytes, 0
-  %has_memory = or i1 %is_whole, %is_empty
-  %is_good = and i1 %has_memory, %asked
-  br i1 %is_good, label %same, label %other
-same:
-  %made = call i32 @aoti_torch_new_tensor_handle(ptr %handle, ptr %to)
-  ret i32 %made
-other:
-  %copied = call i32 @ferrite_python(ptr %slot, ptr %object, ptr %frame)
-  ret i32 %copied
-}
 """
 
 
@@ -812,6 +726,20 @@ good:
   ret i32 0
 bad:
   ret i32 1
+}}
+define i32 @ferrite_hold(ptr %handle, ptr %to, ptr %shape, i64 %rank, i64 %kind, ptr %slot, ptr %object, ptr %frame) {{
+  %left_out = icmp eq ptr %handle, null
+  br i1 %left_out, label %other, label %look
+look:
+  %tensor = load ptr, ptr %handle, align 8
+  %fits = call i1 @is_promised(ptr %tensor, ptr %shape, i64 %rank, i64 %kind)
+  br i1 %fits, label %same, label %other
+same:
+  %made = call i32 @aoti_torch_new_tensor_handle(ptr %handle, ptr %to)
+  ret i32 %made
+other:
+  %copied = call i32 @ferrite_python(ptr %slot, ptr %object, ptr %frame)
+  ret i32 %copied
 }}
 define i32 @ferrite_pointer(ptr %handle, i64 %bytes, ptr %to) {{
   %tensor = load ptr, ptr %handle, align 8

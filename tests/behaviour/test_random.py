@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from tests.behaviour.compare import STRICT, compare, equal
+from tests.behaviour.compare import STRICT, assert_same, compare, equal
 
 DRAWS: dict[str, Callable[[Tensor], Any]] = {
     "rand": lambda x: x + torch.rand(4, 6),
@@ -167,3 +168,26 @@ def test_attention_with_dropout() -> None:
 def test_transformer_layer_with_dropout() -> None:
     module = torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.3, batch_first=True)
     compare(module, torch.randn(2, 3, 8), training=True)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_numbers_that_python_draws(dynamic: bool) -> None:
+    """They arrive with all their bits, whatever the example had."""
+
+    def function(x: torch.Tensor, d: torch.Tensor, i: torch.Tensor) -> Any:
+        drawn = random.uniform(0, 1)
+        return (
+            (x + 1) * drawn,
+            d * drawn,
+            i * random.random(),
+            x.add(random.random(), alpha=2),
+            x * random.randint(1, 9),
+        )
+
+    given = torch.ones(2), torch.ones(2, dtype=torch.float64) / 3, torch.ones(2, dtype=torch.int64)
+    compiled = torch.compile(function, backend="ferrite", dynamic=dynamic, options=STRICT)
+    for seed in range(3):
+        random.seed(seed)
+        expected = function(*given)
+        random.seed(seed)
+        assert_same(compiled(*given), expected, "result")
