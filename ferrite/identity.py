@@ -22,9 +22,12 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
+import os
 import sys
+import time
 import types
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -270,11 +273,32 @@ def _sources_behind(module: str) -> str:
     package = module.partition(".")[0]
     if package in VERSIONED_PACKAGES and (version := getattr(sys.modules.get(package), "__version__", None)):
         return f"version {version}"
+    changed = _changed_since_loaded(package)
+    if changed is not None:
+        title = f"what you registered reads from {changed}, whose file has changed since this process began"
+        raise Unsupported(title, why="nobody knows whether what was loaded is what stands there")
     found = _digest_of_package(package)
     if not found:
         title = f"what you registered reads from {module or 'a module'}, which has no file"
         raise Unsupported(title, why="give it a uuid() method")
     return found
+
+
+def _changed_since_loaded(package: str) -> str | None:
+    """The first loaded module of a package whose file is younger than this process."""
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None) if name.partition(".")[0] == package else None
+        with suppress(OSError, TypeError):
+            if file is not None and os.stat(file).st_mtime > _began():
+                return name
+    return None
+
+
+@functools.cache
+def _began() -> float:
+    """When this process began, in seconds of the clock of files."""
+    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))
 
 
 @functools.cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -398,6 +399,8 @@ def test_the_identity_of_a_module_is_that_of_its_package(tmp_path: Path, monkeyp
         (folder / "outer.py").write_text("from .inner.deep import LIMIT\ndef run(graph): return LIMIT * 0")
         (folder / "inner" / "__init__.py").write_text("")
         (folder / "inner" / "deep.py").write_text(f"LIMIT = {inner}")
+        for path in folder.rglob("*.py"):
+            os.utime(path, (0, 0))
         with monkeypatch.context() as patched:
             patched.syspath_prepend(str(folder.parent))
             for name in [name for name in sys.modules if name.startswith("ferrite_test_package")]:
@@ -410,6 +413,23 @@ def test_the_identity_of_a_module_is_that_of_its_package(tmp_path: Path, monkeyp
         return found
 
     assert digest_of("1") != digest_of("2")
+
+
+def test_a_module_that_is_edited_while_it_is_loaded_has_no_identity(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its file says what a next process will load, and not what this one has loaded."""
+    path = tmp_path / "ferrite_test_edited.py"
+    path.write_text("def run(graph): return 0")
+    os.utime(path, (0, 0))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module = importlib.import_module("ferrite_test_edited")
+    made = made_by("Pass = lambda graph: module.run(graph)", module=module)
+    identity_of(made)
+    path.write_text("def run(graph): return 1")
+    with pytest.raises(Unsupported, match="ferrite_test_edited, whose file has changed since this process began"):
+        identity_of(made)
+    del sys.modules["ferrite_test_edited"]
 
 
 def test_a_module_without_a_file_has_no_identity() -> None:
