@@ -71,7 +71,7 @@ MOST_UNDER_ONE_KEY = 8  # entries that differ in what their sizes must satisfy
 
 # Options under which a compile is looked at, which a hit would skip.
 _LOOKED_AT = {"bisect_limit": None, "bisect_rewrites": None, "bisect_lowerings": None, "bisect_kernels": None,
-              "numeric_check": (), "debug": False, "keep_text": False,
+              "numeric_check": (), "debug": False, "debug_inputs": False, "keep_text": False,
               "explain_patterns": (), "compile_mode": "normal"}  # fmt: skip
 _GRAPH_LOGS = ("pre_grad_graphs", "post_grad_graphs")  # of TORCH_LOGS; what will run is told on a hit as well
 

@@ -158,6 +158,7 @@ class Compilation:
             compiled.announce(perf_map=options.perf_map, gdb=options.gdb)
             trace.graph_record(record, options.compile_mode)
             folder.compiled(module, compiled, self.record)
+            folder.watch_first_call(compiled)
         log.info("Ferrite compiled %s graph %d in %.1f ms", _LOUD[phase], graph_id, 1e3 * record.seconds)
         return compiled.load() if self.is_guarded else compiled
 

@@ -225,6 +225,9 @@ class Options:
         2048, COUNT, "beyond this, what was not used for the longest time goes; None: no limit"
     )
     debug: bool = _option(False, FLAG, "write every stage of every graph below debug_dir")
+    debug_inputs: bool = _option(
+        False, FLAG, "the same, and save the arguments of each graph's first call, which its script then takes"
+    )
     debug_dir: str = _option("ferrite_debug", TEXT, "where debug files go")
     perf_map: bool = _option(False, FLAG, "write where each kernel is to /tmp/perf-<process>.map, which perf reads")
     gdb: bool = _option(False, FLAG, "tell gdb where each kernel is, for backtraces and breakpoints")
@@ -236,7 +239,14 @@ class Options:
 
     def debug_folder(self, graph: str) -> Path | None:
         """Where files about a graph go, if there are to be some."""
-        return Path(self.debug_dir).absolute() / graph if self.debug else None
+        return Path(self.debug_dir).absolute() / graph if self.debug or self.debug_inputs else None
+
+    def of_a_script(self) -> dict[str, Any]:
+        """What a script that compiles one graph again has to ask for, with the values that a user would give."""
+        chosen = {name: getattr(self, name) for name in _FIELDS if name not in WITHOUT_EFFECT | _OF_A_LOOK}
+        changed = {name: value for name, value in chosen.items() if value != _FIELDS[name].default}
+        asked = {name: {key: dict(of) for key, of in changed[name]} for name in changed if name == "pre_grad"}
+        return {"strict": True} | changed | asked
 
 
 # `reduce-overhead` speaks of CUDA graphs: accepted, nothing to do on a CPU. The others wait for what they tune.
@@ -256,6 +266,12 @@ WITH_WORDS = (
 WITHOUT_EFFECT = frozenset(
     {"cache", "cache_dir", "cache_megabytes", "debug_dir", "perf_map", "gdb", "strict", "partitioner"}
 )
+
+# Options under which a compile is looked at.
+_OF_A_LOOK = frozenset({
+    "debug", "debug_inputs", "keep_text", "explain_patterns", "numeric_check", "bisect_limit", "bisect_rewrites",
+    "bisect_lowerings", "bisect_kernels",
+})  # fmt: skip
 
 _FIELDS = {entry.name: entry for entry in fields(Options)}
 
@@ -325,7 +341,7 @@ def check_folders(options: Options) -> None:
     wanted = {}
     if options.cache in ("on", "strict") and options.cache_dir:
         wanted["cache_dir"] = (options.cache_dir, 0o700)
-    if options.debug:
+    if options.debug or options.debug_inputs:
         wanted["debug_dir"] = (options.debug_dir, 0o777)
     for name, (folder, mode) in wanted.items():
         if why := _why_impossible(folder, mode):

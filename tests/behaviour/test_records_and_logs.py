@@ -318,6 +318,76 @@ def test_debug_script_runs(
     assert "tensor(" in capsys.readouterr().out
 
 
+def looked_up(ids: Tensor, table: Tensor, scale: Tensor) -> Tensor:
+    return torch.nn.functional.embedding(ids, table) * scale + ids.sum()
+
+
+def looked_up_inputs() -> tuple[Tensor, ...]:
+    """Positions up to the last row, and a number that lies on itself twelve times."""
+    return torch.tensor([[3, 9, 5], [4, 3, 9]]), torch.randn(10, 4), torch.randn(1).expand(2, 3, 4)
+
+
+@pytest.mark.parametrize("grads", [False, True])
+@pytest.mark.parametrize("how", [[], ["ferrite"]])
+def test_debug_script_keeps_positions_in_their_range(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grads: bool, how: list[str]
+) -> None:
+    """Those of the first call say what may be looked up; all zeros would test little, any number would fail."""
+    ids, table, scale = looked_up_inputs()
+    compiled = torch.compile(looked_up, backend="ferrite", options=STRICT | {"debug": True, "debug_dir": str(tmp_path)})
+    result = compiled(ids, table.requires_grad_(grads), scale)
+    if grads:
+        result.sum().backward()
+    compiled(torch.zeros_like(ids), table, scale)  # a later call says nothing
+    for script in tmp_path.glob("*/run.py"):
+        monkeypatch.setattr(sys, "argv", [str(script), *how])
+        inputs = runpy.run_path(str(script), run_name="__main__")["inputs"]
+        (made,) = [value for value in inputs if isinstance(value, Tensor) and value.dtype == torch.int64]
+        assert made.shape == ids.shape
+        assert 3 <= int(made.min()) <= int(made.max()) <= 9
+
+
+@pytest.mark.parametrize("host", ["native", "python"])
+def test_debug_script_takes_the_inputs_of_the_first_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], host: str
+) -> None:
+    """As they lay in memory, before the call wrote to them."""
+
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        x.add_(1)
+        return x * 2 + y.t()
+
+    x, y = torch.randn(3, 3), torch.randn(3, 3)
+    options = STRICT | {"debug_inputs": True, "debug_dir": str(tmp_path), "host": host}
+    compiled = torch.compile(function, backend="ferrite", options=options)
+    expected, kept = function(x.clone(), y), x.clone()
+    assert equal(compiled(x, y), expected)
+    assert equal(compiled(torch.zeros(3, 3), y), function(torch.zeros(3, 3), y))
+    script = tmp_path / "graph_0_inference" / "run.py"
+    for how in ([], ["ferrite"]):
+        monkeypatch.setattr(sys, "argv", [str(script), *how])
+        made = runpy.run_path(str(script))["inputs"]
+        assert any(equal(value, kept) for value in made)
+        runpy.run_path(str(script), run_name="__main__")
+        assert all(repr(expected)[8:20] in part for part in [capsys.readouterr().out])
+
+
+def test_debug_script_compiles_as_this_compile_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also what passes were asked for. How the compile was looked at is no part of it."""
+    options = {
+        "pre_grad": {"normalise_ops": {"counter": 2}}, "disable": "schedule", "host": "python", "keep_text": True,
+        "layout": "off", "debug": True, "debug_dir": str(tmp_path),
+    }  # fmt: skip
+    torch.compile(lambda x: x.sin(), backend="ferrite", options=options)(torch.randn(3))
+    script = tmp_path / "graph_0_inference" / "run.py"
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(sys, "argv", [str(script), "ferrite"])
+    monkeypatch.setattr(torch, "compile", lambda module, backend, options: asked.append(options) or module)
+    runpy.run_path(str(script), run_name="__main__")
+    pre_grad = {"pre_grad": {"normalise_ops": {"counter": 2}}}
+    assert asked == [{"strict": True, "disable": ("schedule",), "layout": "off", "host": "python", **pre_grad}]
+
+
 def test_debug_script_runs_alone(tmp_path: Path) -> None:
     compile_and_run(debug=True, debug_dir=str(tmp_path))
     script = tmp_path / "graph_0_inference" / "run.py"

@@ -87,6 +87,7 @@ BYPASS: dict[str, Any] = {
     "keep_text": True,
     "compile_mode": "serialize",
     "debug": True,
+    "debug_inputs": True,
 }
 
 

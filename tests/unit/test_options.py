@@ -166,6 +166,7 @@ REFUSED: dict[str, list[tuple[Any, str]]] = {
     "cache_dir": [("{file}/below", "Not a directory"), ("{file}", "File exists"), ("a\0b", "null"), (3, "str")],
     "cache_megabytes": [(-3, "at least 0"), (1.5, "int")],
     "debug": [("yes", "bool")],
+    "debug_inputs": [(1, "bool")],
     "debug_dir": [("{file}/below", "Not a directory"), ("{file}", "File exists")],
     "perf_map": [(1, "bool")],
     "gdb": [(1, "bool")],
