@@ -153,6 +153,14 @@ def _max_unpool2d(x: torch.Tensor, indices: torch.Tensor, sizes: Any) -> torch.T
     return made.clone(memory_format=kept)
 
 
+def _dropout_backward(grad: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
+    """Tracing promises what a GPU gives, a result that lies contiguously or channels-last.
+
+    native_dropout_backward(grad, mask, scale)  ->  grad * mask * scale
+    """
+    return aten.mul.Scalar(aten.mul.Tensor(grad, mask), scale)
+
+
 def _stretched_last(op: Any) -> Callable[..., Any]:
     """op(stretched, x)  ->  op(x, stretched), of halves, where the order does not matter to the value.
 
@@ -181,6 +189,7 @@ OWN: dict[Any, Callable[..., Any]] = {
     aten.add.Tensor: _stretched_last(aten.add.Tensor),
     aten.huber_loss.default: _huber_loss,
     aten.max_unpool2d.default: _max_unpool2d,
+    aten.native_dropout_backward.default: _dropout_backward,
     aten.native_layer_norm.default: _in_f32(aten.native_layer_norm.default),
     aten.native_group_norm.default: _in_f32(aten.native_group_norm.default),
     aten.native_group_norm_backward.default: _group_norm_backward_in_f32,

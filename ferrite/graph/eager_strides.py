@@ -37,7 +37,7 @@ _KEEPS_NUMBERS = frozenset({"aten::pow", "aten::lerp"})
 _OTHER_RULES = frozenset(
     f"aten::{name}"
     for name in ("clone", "deg2rad", "rad2deg", "isinf", "isfinite", "nan_to_num", "relu6", "hardtanh", "ldexp",
-                 "native_dropout_backward", "_to_copy", "masked_fill")
+                 "_to_copy", "masked_fill")
 )  # fmt: skip
 # Ops whose result starts as a copy of their operand.
 _COPIES = frozenset({"aten::clone", "aten::index_put", "aten::_unsafe_index_put", "aten::index_fill"})

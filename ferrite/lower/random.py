@@ -30,7 +30,6 @@ from ferrite.lower.value import (
     cast,
     compute_dtype,
     const,
-    expand,
     points,
     select,
     tensor,
@@ -108,14 +107,6 @@ def native_dropout(x: Tensor, p: float, train: bool | None, *, draw: Draw) -> tu
     scale = const(0 if p == 1 else 1 / (1 - p), compute)
     kept = apply("mul", apply("mul", cast(x.body, compute), cast(mask, compute)), scale)
     return Tensor(x.axes, cast(kept, x.dtype)), Tensor(x.axes, mask)
-
-
-@lowers(aten.native_dropout_backward.default)
-def native_dropout_backward(grad: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """grad * mask * scale: two products, of which the first is exact."""
-    compute = compute_dtype(grad.dtype)
-    kept = apply("mul", cast(grad.body, compute), cast(expand(mask, grad.sizes).body, compute))
-    return Tensor(grad.axes, cast(apply("mul", kept, const(scale, compute)), grad.dtype))
 
 
 # ---- distributions

@@ -60,6 +60,19 @@ def test_draws_while_training(name: str) -> None:
     compare(DRAWS[name], x, training=True, random=name not in DRAWS_FOR_NOTHING)
 
 
+@pytest.mark.parametrize("fallback_random", [False, True])
+def test_gradients_of_dropout_lie_as_its_input(fallback_random: bool) -> None:
+    """PyTorch's own backward of the op gives them contiguously where it is traced."""
+    options = {"strict": True, "fallback_random": fallback_random}
+    compiled = torch.compile(lambda x: F.dropout(x, 0.5), backend="ferrite", dynamic=False, options=options)
+    for given in (torch.randn(4, 3, 2).permute(2, 1, 0), torch.randn(1, 5, 3).transpose(0, 2)):
+        x = given.detach().requires_grad_()
+        out = compiled(x)
+        (gradient,) = torch.autograd.grad(out, x, torch.ones_like(out))
+        assert (out.stride(), gradient.stride()) == (x.stride(), x.stride())
+        assert torch.equal(gradient, torch.where(out == 0, 0.0, 2.0))
+
+
 def test_calls_differ_and_repeat_under_one_seed() -> None:
     compiled = torch.compile(lambda x: F.dropout(x, 0.5), backend="ferrite", options={"strict": True})
     x = torch.ones(64)
