@@ -470,7 +470,9 @@ class _OneGraph:
             # A function that only this process knows: it is a constant, called through a function with a name.
             args = (Ref(_constant("_function", node.target, self.shared)), *args)
             target = "ferrite.host.calls.call"
-        gives = "" if target.startswith(OF_TORCH) else show_type(node.meta.get("val"))
+        # The partitioner's calls that keep the generator's state say nothing of what they give.
+        told = show_type(node.meta["val"]) if "val" in node.meta else "unknown"
+        gives = "" if target.startswith(OF_TORCH) else told
         self.steps.append(Call(node.name, target, args, kwargs, source_place(node), gives))
         if (flops := flops_of(node)) is not None:
             self.flops[node.name] = flops
