@@ -341,7 +341,7 @@ def test_every_kind_of_argument_has_a_form_in_json() -> None:
     assert second["arguments"][5] == ["float", "-inf"]
     assert second["arguments"][11] == ["dict", ["a", ["float", "nan"]]]
     assert second["keywords"] == {"dtype": ["named", "torch.float32"], "device": ["named", "torch.device('cpu')"]}
-    step = ["call", "y", second["op"], second["arguments"][:5], second["keywords"], second["source"]]
+    step = ["call", "y", second["op"], second["arguments"][:5], second["keywords"], second["source"], made.gives]
     (again,) = unpack([*pack(program)[:2], [step], [], []]).steps
     assert again == Call("y", made.target, made.args[:5], made.kwargs, made.source)
     assert json.loads(show_calls(HostProgram("empty", (), (Return(()),)))) == []
