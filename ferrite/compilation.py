@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from typing import Any
@@ -100,7 +101,10 @@ class Compilation:
         pipeline.edit_joint(joint, self.options, entry)
         trace.count(entry)
         split = self.options.partitioner or min_cut_rematerialization_partition
-        return split(joint, inputs, **facts)
+        # Sharing equal nodes would drop those that define a size which others still have: nothing then says what it is.
+        defining = Counter(node.target for node in joint.graph.nodes if node.meta.get("unbacked_bindings"))
+        with torch._functorch.config.patch(cse=False) if max(defining.values(), default=0) > 1 else nullcontext():
+            return split(joint, inputs, **facts)
 
     def _compile_backward(self, module: GraphModule, inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
         context = TracingContext.try_get()

@@ -239,6 +239,26 @@ def test_a_size_that_breaks_what_was_assumed_raises(
     assert_same(run(compiled, GOOD), run(program, GOOD), "after")
 
 
+def test_a_size_that_is_found_twice_is_one_for_each() -> None:
+    """Partitioning shares equal nodes, of which each defines a size of its own."""
+
+    def function(x: Tensor) -> Any:
+        y = torch.cat([x, torch.ones(count(x.detach()))])
+        z = torch.cat([x, torch.ones(count(x.detach()))])
+        return y, z.view(2, -1).sum(1) * 2
+
+    compiled = torch.compile(function, backend="ferrite", fullgraph=True, options=STRICT)
+    x = torch.tensor(GOOD, requires_grad=True)
+    assert_same(compiled(x), function(x), "results")
+    assert_same(
+        torch.autograd.grad(sum(each.sum() for each in compiled(x)), x),
+        torch.autograd.grad(sum(each.sum() for each in function(x)), x),
+        "gradients",
+    )
+    with pytest.raises(RuntimeError):
+        compiled(torch.tensor(BAD, requires_grad=True))
+
+
 def test_the_graphs_own_message_is_what_is_said() -> None:
     compiled = torch.compile(nonzero, backend="ferrite", fullgraph=True, options=STRICT)
     compiled(torch.tensor(GOOD))
