@@ -11,7 +11,7 @@ if TYPE_CHECKING:  # a process that finds its kernels compiled reads none
 
 # Calls that others look for.
 ALLOCATE = "aten.empty_strided.default"
-HOLD = "ferrite.host.calls.as_promised"  # what an eager op made, for a kernel to read
+HOLD = "ferrite.artifact.host_calls.as_promised"  # what an eager op made, for a kernel to read
 PART = "operator.getitem"
 VIEWS = frozenset({
     "aten.t.default", "aten.permute.default", "aten.transpose.int", "aten.slice.Tensor", "aten.select.int",

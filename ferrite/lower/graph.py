@@ -469,7 +469,7 @@ class _OneGraph:
         if target is None:
             # A function that only this process knows: it is a constant, called through a function with a name.
             args = (Ref(_constant("_function", node.target, self.shared)), *args)
-            target = "ferrite.host.calls.call"
+            target = "ferrite.artifact.host_calls.call"
         # The partitioner's calls that keep the generator's state say nothing of what they give.
         told = show_type(node.meta["val"]) if "val" in node.meta else "unknown"
         gives = "" if target.startswith(OF_TORCH) else told
@@ -480,8 +480,16 @@ class _OneGraph:
         root = self.values.get(node.args[0]) if node.args and isinstance(node.args[0], Node) else None
         shares = isinstance(root, _Value) and may_alias(node)
         value = self.values[node] = self._on_host(node, node.name, root if shares else None)
-        value.is_promised = value.tensor is not None and target not in KEEPS_ITS_PROMISE
+        value.is_promised = value.tensor is not None and not self._keeps_its_promise(node, target)
         value.is_doubtful = self._is_doubtful(node, target)
+
+    def _keeps_its_promise(self, node: Node, target: str) -> bool:
+        """Whether the host program knows the result's type and strides: those of a product follow from an operand that
+        it knows, unless a factor is known at run time only. Then an op makes the product, and it is read as held."""
+        if target not in KEEPS_ITS_PROMISE or any(isinstance(factor, Node) for factor in node.kwargs.values()):
+            return False
+        operands = map(self.values.get, node.all_input_nodes)
+        return any(isinstance(value, _Value) and not value.is_promised for value in operands)
 
     def _check_operands(self, node: Node) -> None:
         """A product keeps its promise if its operands do. An operator of PyTorch gives the sizes that it says."""

@@ -231,7 +231,7 @@ def test_library_ops_run_without_python(function: Callable[..., Any], called_in_
     compiled = torch.compile(function, backend="ferrite", options=LIBRARY)
     with torch.no_grad():
         compiled(X, W)
-    assert [op for op in called_in_python if op != "ferrite.host.calls.as_promised"] == []
+    assert [op for op in called_in_python if op != "ferrite.artifact.host_calls.as_promised"] == []
 
 
 def copied_into(cache: Tensor, at: Tensor, new: Tensor, query: Tensor) -> Tensor:
@@ -308,7 +308,7 @@ def test_gradients_of_library_ops_run_without_python(called_in_python: list[str]
         called(torch.arange(800.0).remainder(7).view(8, 1, 10, 10) / 7).backward()
         gradients.append([parameter.grad for parameter in module.parameters()])
     assert refusals() == []
-    assert [op for op in called_in_python if op != "ferrite.host.calls.as_promised"] == []
+    assert [op for op in called_in_python if op != "ferrite.artifact.host_calls.as_promised"] == []
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
 
 
@@ -732,7 +732,7 @@ def test_convolutions_of_all_kinds_run_without_python(name: str, training: bool,
     kind, dims = CONVOLUTIONS[name]
     module, x = convolution(kind, dims), torch.randn(2, 4, *(7, 6, 5)[:dims])
     both_as_eager(module, x, training=training)
-    assert [op for op in called_in_python if op != "ferrite.host.calls.as_promised"] == []
+    assert [op for op in called_in_python if op != "ferrite.artifact.host_calls.as_promised"] == []
 
 
 def both_as_eager(function: Callable[..., Any], x: Tensor, *, training: bool) -> None:

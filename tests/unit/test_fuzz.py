@@ -19,7 +19,7 @@ import torch
 from torch.fx import GraphModule
 from torch.nn import functional
 
-from ferrite.host import calls as host_calls
+from ferrite.artifact import host_calls
 from ferrite.loops.text import parse_program
 from ferrite.lower import table as lowerings
 from ferrite.lower.rows import row_of

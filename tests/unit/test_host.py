@@ -109,7 +109,7 @@ def test_input_dies_inside_the_call_when_the_list_is_its_only_owner() -> None:
         seen.append(watch() is None)
         return value
 
-    call = Call("z", "ferrite.host.calls.call", (Ref("probe"), Ref("y")), {})
+    call = Call("z", "ferrite.artifact.host_calls.call", (Ref("probe"), Ref("y")), {})
     program = plan(
         "program",
         (Input("x", "f32[3]"),),

@@ -56,6 +56,7 @@ ARROWS: dict[str, set[str]] = {
     "command": {"cache", "errors"},
     "__main__": {"command"},
     "interface": {"graph"},
+    "variants": {"errors", "failure", "graph"},
     "packaging": {"artifact", "caching", "errors", "options", "registry"},
     "compilation": {
         "artifact",
@@ -84,6 +85,7 @@ ARROWS: dict[str, set[str]] = {
         "passes",
         "pipeline",
         "report",
+        "variants",
     },
     "registration": {"backend"},
     "bisection": {"backend", "graph", "options", "passes", "report"},
@@ -111,6 +113,7 @@ SEES_TORCH = {
     "interface",
     "packaging",
     "schemes",
+    "variants",
     "graph",
     "lower",
     "artifact",
