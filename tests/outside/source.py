@@ -1,7 +1,8 @@
 """Where PyTorch's tests are: the unpacked source of PyTorch 2.6.0, as Debian 13 has it.
 
 `--root` or `$PYTORCH_SOURCE` names an unpacked source; without either it is in a folder of this user's cache, where
-`--fetch` puts it. Debian's package manager fetches it, by a list of sources of its own: the system's stay as they are.
+`--fetch` puts it. Debian's package manager fetches it from where this machine gets its packages. It is given a list of
+sources of its own, so the system's lists stay as they are.
 """
 
 from __future__ import annotations
@@ -14,13 +15,6 @@ from pathlib import Path
 
 VARIABLE = "PYTORCH_SOURCE"
 RELEASE, PACKAGE = "trixie", "pytorch"
-_KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
-_SOURCES = f"""Types: deb-src
-URIs: http://deb.debian.org/debian
-Suites: {RELEASE}
-Components: main
-Signed-By: {_KEYRING}
-"""
 
 
 def default_folder() -> Path:
@@ -52,8 +46,8 @@ def fetch(folder: Path) -> None:
     """Download and unpack it."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="apt-") as state:
-        entry = Path(state, "debian.sources")
-        entry.write_text(_SOURCES)
+        entry = Path(state, "sources.list")
+        entry.write_text(f"deb-src {_mirror()} {RELEASE} main\n")
         settings: dict[str, object] = {
             "Dir::Etc::sourcelist": entry,
             "Dir::Etc::sourceparts": "/dev/null",
@@ -70,3 +64,15 @@ def fetch(folder: Path) -> None:
         (archive,) = Path(state).glob(f"{PACKAGE}_*.orig.tar.xz")
         with tarfile.open(archive) as packed:
             packed.extractall(folder, filter="data")
+
+
+def _mirror() -> str:
+    """The address of the Debian archive that this machine's packages come from."""
+    asked = ["apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages", "Component: main"]
+    found = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()
+    archives = [address for address in found if address.rstrip("/").endswith("/debian")]
+    if not archives:
+        raise SystemExit(
+            f"this machine's list of packages names no archive of Debian: unpack {PACKAGE} of {RELEASE} by hand"
+        )
+    return archives[0]
