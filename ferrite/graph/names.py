@@ -23,6 +23,7 @@ from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
 _MODULES = ("operator", "math", "builtins", "torch", "torch.nn.functional")
 OF_TORCH = ("aten.", "prims.", "mkldnn.", "operator.")  # names of what computes, and does nothing else
+_LASTING = frozenset({"aten", "builtins", "ferrite", "higher_order", "math", "operator", "prims", "torch"})
 _ATOMS = (torch.dtype, torch.layout, torch.memory_format)
 
 
@@ -61,9 +62,21 @@ def _function_name(function: Callable[..., Any]) -> str | None:
     return None
 
 
-@functools.lru_cache(maxsize=4096)
 def resolve(path: str) -> Any:
-    """The object behind a name. Raises AttributeError or ImportError if there is none."""
+    """The object behind a name. Raises AttributeError or ImportError if there is none.
+
+    An operator of a library may be defined again, and then the one that had the name is gone, with all that it points
+    to: it is looked up each time."""
+    head, _, rest = path.partition(".")
+    if head not in _LASTING and not path.endswith(")") and hasattr(torch.ops, head):
+        op = _operator(head, rest)
+        if op is not None:
+            return op
+    return _resolve_lasting(path)
+
+
+@functools.lru_cache(maxsize=4096)
+def _resolve_lasting(path: str) -> Any:
     if path.endswith(")"):
         return _made_by_call(path)
     head, _, rest = path.partition(".")
@@ -73,7 +86,7 @@ def resolve(path: str) -> Any:
         return getattr(operator if head == "operator" else math, rest)
     if head == "higher_order":
         return _higher_order(rest)
-    if hasattr(torch.ops, head) and (op := _operator(head, rest)) is not None:
+    if head in _LASTING and (op := _operator(head, rest)) is not None:
         return op
     module, _, name = path.rpartition(".")
     while module:
