@@ -6,6 +6,11 @@ at strides (a custom op, unless its tag says that it does not, a function that c
 attention) is handed a copy that lies as the trace had it; if it writes to that, so does a `copy_` to the original.
 Every copy is a decision `layout copy` in the ledger of the graph.
 
+Note [Marks]
+    A node that lies otherwise than in the trace keeps the value that the trace had under `TRACED`, and one that reads
+    such a node, or a copy that somebody wished for, is marked `READS_RELAID`. By these lowering gives an op that turns
+    out to run in eager its operands as they lay, if it is none of those that take them in any layout.
+
 Note [Follows]
     Sizes and dtypes stay, only strides change. To run an op on fake tensors for that takes 0.2 to 7 ms, so the results
     of ops that work on images (norms, pools, convolutions, everything pointwise) are simply said to lie in the order
@@ -35,6 +40,9 @@ aten = torch.ops.aten
 IMAGES = {4: torch.channels_last, 5: torch.channels_last_3d}  # by rank
 Wish: TypeAlias = torch.memory_format | tuple[Any, ...]  # a format, or strides
 Wanted: TypeAlias = Callable[[Node], Mapping[Node, Wish]]  # for operands of a node
+
+TRACED = "traced_layout"  # the value of a node as the trace had it
+READS_RELAID = "reads_relaid"  # an operand lies otherwise than in the trace
 
 _STRIDES_MATTER = frozenset({
     aten.as_strided.default, aten.as_strided_.default, aten.as_strided_scatter.default, aten.resize.default,
@@ -83,13 +91,24 @@ def relayout(graph: Graph, wanted: Wanted | None = None, moved: Mapping[Node, An
                 walk.hand_copy(source, wish, node, f"{node.name} reads {_words(wish)}")
                 edited = True
         touched = [source for source in node.all_input_nodes if source in walk.before]
-        if touched and (looks_at_strides(node) or node in exposed):
-            why = "is a view that the caller sees" if node in exposed else "may look at strides"
+        why = ""
+        if touched:
+            why = "is a view that the caller sees" if node in exposed else _why_as_traced(node, touched)
+        if not why and (touched or edited):
+            node.meta[READS_RELAID] = True
+            why = walk.follow(node)
+        if why:
             for source in touched:
                 walk.hand_copy(source, None, node, f"{node.name} {why}")
-        elif touched or edited:
-            walk.follow(node)
     return walk.made
+
+
+def _why_as_traced(node: Node, moved: Sequence[Node]) -> str:
+    """Why a node has to read operands as they lay in the trace; nothing if it may read them as they lie now."""
+    if looks_at_strides(node):
+        return "may look at strides"
+    written = written_arguments(node)
+    return "writes to it" if node.target is not aten.copy_.default and any(s in written for s in moved) else ""
 
 
 def _words(wish: Wish) -> str:
@@ -132,12 +151,17 @@ class _Walk:
             for known in [key for key in self.copies if memory_of(key[0]) is memory_of(source)]:
                 del self.copies[known]
 
-    def follow(self, node: Node) -> None:
-        """The node has an operand that moved: so may its result."""
+    def follow(self, node: Node) -> str:
+        """The node has an operand that moved: so may its result. Gives why it cannot be so."""
         old = node.meta.get("val")
-        node.meta["val"] = _value(self.module, node, self.mode)
+        try:
+            node.meta["val"] = _value(self.module, node, self.mode)
+        except RuntimeError:  # what eager calls: it views an operand
+            return "takes no other strides"
         if not same_metadata(old, node.meta["val"]):
             self.before[node] = old
+            node.meta.setdefault(TRACED, old)
+        return ""
 
     def restore_results(self, output: Node) -> None:
         """Results that the user sees lie as in eager; here, so that their views share memory with them. Of a graph that
@@ -216,21 +240,26 @@ def adopt_inputs(graph: Graph, values: Iterable[Any]) -> int:
     moved: dict[Node, Any] = {}
     for node, value in zip(graph.find_nodes(op="placeholder"), values, strict=False):
         traced = node.meta.get("val")
-        if isinstance(traced, torch.Tensor) and isinstance(value, torch.Tensor) and not _lie_alike(traced, value):
+        if isinstance(traced, torch.Tensor) and isinstance(value, torch.Tensor) and not lie_alike(traced, value):
             node.meta["val"] = value
-            moved[node] = traced
+            node.meta[TRACED] = moved[node] = traced
     if moved:
         relayout(graph, moved=moved)
     return len(moved)
 
 
-def _lie_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+def lie_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors of the same sizes have their elements at the same places: what a dimension of one has for a
     stride does not matter."""
     if one.layout != torch.strided:
         return True
     steps = zip(one.shape, one.stride(), other.stride(), strict=True)
     return all(str(a) == str(b) for size, a, b in steps if str(size) != "1")
+
+
+def as_traced(node: Node) -> Any:
+    """The fake value of a node, lying as it did in the trace."""
+    return node.meta.get(TRACED, node.meta.get("val"))
 
 
 def lies_so(value: Any, wish: Wish) -> bool:

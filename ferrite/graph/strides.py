@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch._functorch._aot_autograd.descriptors import (
+    IntermediateBaseAOTOutput,
     SavedForBackwardsAOTOutput,
     SavedForBackwardsNoVcCheckAOTOutput,
 )
@@ -40,6 +41,19 @@ def note_output_strides(graph: Graph, *, keep: bool = True) -> None:
         visible = keep and not (roles is not None and isinstance(roles[index], _SAVED))
         noted.append(_strides(node) if visible else None)
     output.meta[NOTED] = noted
+
+
+def shown_as_made(graph: Graph) -> list[bool]:
+    """Of each output, whether nobody reads it by the strides of the trace: the user sees it as eager makes it. What is
+    saved for the backward, or what AOTAutograd makes views of, is read by them."""
+    roles = output_roles(graph)
+    noted = noted_strides(graph)
+    if noted is None:  # a graph that an op runs
+        return [True] * len(output_values(graph))
+    if roles is None:
+        return [strides is not None for strides in noted]
+    read = (*_SAVED, IntermediateBaseAOTOutput)
+    return [not isinstance(role, read) for role in roles]
 
 
 def order_of(strides: Sequence[Any]) -> list[int]:

@@ -34,7 +34,8 @@ from ferrite.graph.query import (
     tensors,
     written_arguments,
 )
-from ferrite.graph.strides import REALISED
+from ferrite.graph.relayout import READS_RELAID, as_traced
+from ferrite.graph.strides import REALISED, output_values, shown_as_made
 from ferrite.graph.text import show_type, type_of_list
 from ferrite.host.lowered import Body, Lowered
 from ferrite.host.nodes import ALLOCATE, HOLD, Call, Constant, Input, Launch, Origin, join_places
@@ -63,6 +64,7 @@ from ferrite.lower.captured import (
 )
 from ferrite.lower.flops import flops_of
 from ferrite.lower.host_sizes import HostSizes
+from ferrite.lower.layouts import layouts_wanted
 from ferrite.lower.padding import choose_strides, refusals, wants_dense
 from ferrite.lower.policy import Cost, cost_of
 from ferrite.lower.product import choose
@@ -278,11 +280,20 @@ class _OneGraph:
                     case "call_function":
                         self._call(node)
                     case "output":
-                        self.result = self._host_value(node.args[0])
+                        self._output(node)
                     case _:
                         raise Unsupported(f"a {node.op} node in a graph after autograd", at=source_place(node))
         if self.draws:
             self.steps.insert(0, _draw_seeds(self.seeds, self.draws))
+
+    def _output(self, node: Node) -> None:
+        """The results. Whoever reads one by the strides of the trace is given it so."""
+        given = output_values(self.module.graph)
+        for argument, is_shown in zip(given, shown_as_made(self.module.graph), strict=True):
+            value = self.values.get(argument) if isinstance(argument, Node) else None
+            if isinstance(value, _Value) and not (is_shown and not _reads_relaid(argument)):
+                self._keep_promise(value)
+        self.result = self._host_value(node.args[0])
 
     def body(self, name: str) -> Body:
         """What became of the graph."""
@@ -463,9 +474,13 @@ class _OneGraph:
         target = name_of(node.target)
         if target in KEEPS_ITS_PROMISE:
             self._check_operands(node)
+        root = self.values.get(node.args[0]) if node.args and isinstance(node.args[0], Node) else None
+        root = root if isinstance(root, _Value) and may_alias(node) else None
+        if root is not None and not root.is_doubtful:
+            self._keep_promise(root)
         args, kwargs = self._host_value(node.args), self._host_value(node.kwargs)
-        if self.padded and wants_dense(node, lambda op: False) is not None:
-            args, kwargs = renamed((args, kwargs), self._dense_operands(node))
+        if copied := self._as_wanted(node):
+            args, kwargs = renamed((args, kwargs), copied)
         if target is None:
             # A function that only this process knows: it is a constant, called through a function with a name.
             args = (Ref(_constant("_function", node.target, self.shared)), *args)
@@ -477,9 +492,7 @@ class _OneGraph:
         if (flops := flops_of(node)) is not None:
             self.flops[node.name] = flops
         self.writes[node.name] = tuple(v.host for v in written if isinstance(v, _Value) and v.host is not None)
-        root = self.values.get(node.args[0]) if node.args and isinstance(node.args[0], Node) else None
-        shares = isinstance(root, _Value) and may_alias(node)
-        value = self.values[node] = self._on_host(node, node.name, root if shares else None)
+        value = self.values[node] = self._on_host(node, node.name, root)
         value.is_promised = value.tensor is not None and not self._keeps_its_promise(node, target)
         value.is_doubtful = self._is_doubtful(node, target)
 
@@ -505,11 +518,22 @@ class _OneGraph:
             written = [*written, *(each for each in self.values if each.op == "placeholder" and each not in written)]
         return [self.values.get(argument) for argument in written]
 
-    def _dense_operands(self, node: Node) -> dict[str, str]:
-        """Names of copies that lie as traced, for operands that have gaps: the op was taken for loops, and its row has
-        refused it."""
-        read = [value for value in map(self.values.get, node.all_input_nodes) if isinstance(value, _Value)]
-        return {str(value.host): self._held(value) for value in read if value.memory() in self.padded}
+    def _as_wanted(self, node: Node) -> dict[str, str]:
+        """Names of copies for the operands of an op in eager that lie as it does not take them: otherwise than in the
+        trace, or in more layouts than it knows of."""
+        copied: dict[str, str] = {}
+        is_padded = self.padded and wants_dense(node, lambda op: False) is not None
+        for argument, fake in layouts_wanted(node).items():
+            value = self.values[argument]
+            if isinstance(value, _Value) and value.host is not None:
+                copied[value.host] = self._held(value, fake)
+                lies = f"{argument.name} as {node.name} takes it; {bytes_of_tensor(fake):,} bytes"
+                self.shared.decisions.append(Decision("layout copy", (argument.name,), True, lies))
+        for value in map(self.values.get, node.all_input_nodes if is_padded else ()):
+            # The op was taken for loops, and its row has refused it: it is not to see the gaps.
+            if isinstance(value, _Value) and value.host not in copied and value.memory() in self.padded:
+                copied[str(value.host)] = self._held(value)
+        return copied
 
     def _is_doubtful(self, node: Node, target: str) -> bool:
         if all(user.target is aten.copy.default and user.args[1] is node for user in node.users):
@@ -561,7 +585,7 @@ class _OneGraph:
         if row.wants_draw:
             kwargs["draw"] = self._draw()
         if row.wants_traced:
-            kwargs["traced"] = tuple(a.meta.get("val") if isinstance(a, Node) else a for a in node.args)
+            kwargs["traced"] = tuple(as_traced(a) if isinstance(a, Node) else a for a in node.args)
         return row.lower(*args, **kwargs)
 
     def _is_our_product(self, node: Node) -> bool:
@@ -690,15 +714,23 @@ class _OneGraph:
         assert value.tensor is not None
         if value.is_doubtful:
             raise Unsupported("a tensor whose strides tracing does not know")
-        if value.is_promised:
-            name = self._held(value)
-            value.tensor, value.is_promised = of_buffer(self._buffer(name, value.fake)), False
+        self._keep_promise(value)
         return value.tensor
 
-    def _held(self, value: _Value) -> str:
-        """The name of a tensor that lies as the trace has it: the value itself, or a copy."""
+    def _keep_promise(self, value: _Value) -> None:
+        """From here on a value lies as was promised, for whoever reads it: kernels, views, the backward. Only an
+        argument stays what it is: who writes to it writes to the caller's."""
+        if not value.is_promised:
+            return
+        name = self._held(value)
+        value.tensor, value.is_promised = of_buffer(self._buffer(name, value.fake)), False
+        if value.node.op == "call_function":
+            value.host = name
+
+    def _held(self, value: _Value, fake: Any = None) -> str:
+        """The name of a tensor that lies as a fake one does, by default the value's: the value itself, or a copy."""
         name = self.shared.fresh(f"{value.host}_strided")
-        buffer = self._buffer(name, value.fake)
+        buffer = self._buffer(name, value.fake if fake is None else fake)
         sizes, strides = (tuple(map(self.host_sizes.value, each)) for each in (buffer.sizes, buffer.strides))
         dtype, maker = _NAMED_DTYPES[buffer.dtype.name], _maker(value.node)
         self.steps.append(Call(name, HOLD, (Ref(str(value.host)), sizes, strides, dtype, maker), {}))
@@ -934,6 +966,11 @@ def _maker(node: Node) -> str:
         if source.op == "placeholder"
         else name_of(source.target) or source.name
     )
+
+
+def _reads_relaid(node: Node) -> bool:
+    """Whether the op that made a value, or one of several, has read what lies otherwise than in the trace."""
+    return READS_RELAID in _source_of(node).meta
 
 
 def _is_of_known_sizes(node: Node) -> bool:

@@ -1,0 +1,53 @@
+"""How the operands of an op that runs in eager must lie, where passes have laid some otherwise than the trace.
+
+Kernels of libraries look at strides: some demand a layout, some choose between two by one operand and read another by
+it. Given operands as they lay in the trace they do what they do without a compiler. So only ops that are known to take
+operands in any layout are handed others; `python -m tests.eager_kernels` runs the kernels of PyTorch in mixed layouts,
+and a test compares what it finds with the lists here.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from ferrite.graph.query import is_view
+from ferrite.graph.relayout import READS_RELAID, TRACED, as_traced, lie_alike
+
+aten = torch.ops.aten
+
+# Ops that take operands in any layout, all of one or each in its own, and are worth calling so.
+ANY_LAYOUT = frozenset({
+    operator.getitem, aten.copy_.default, aten.clone.default, aten._to_copy.default, aten.copy.default,
+    aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default, aten.linear.default,
+    aten.mv.default, aten.dot.default,
+    aten.convolution.default, aten.convolution_backward.default,
+    aten.max_pool2d_with_indices.default, aten.avg_pool2d.default, aten._adaptive_avg_pool2d.default,
+    aten.upsample_nearest2d.vec, aten.upsample_bilinear2d.vec, aten.cat.default, aten.constant_pad_nd.default,
+})  # fmt: skip
+
+# Ops that are wrong where these operands lie in different layouts, in eager too: they are given one layout.
+ONE_LAYOUT: dict[Any, tuple[int, ...]] = {
+    aten.native_batch_norm_backward.default: (0, 1),
+}
+
+
+def layouts_wanted(node: Node) -> Mapping[Node, torch.Tensor]:
+    """The operands of an op in eager that it is to be given in another layout, as fake tensors that lie so."""
+    wanted: dict[Node, torch.Tensor] = {}
+    if READS_RELAID in node.meta and node.target not in ANY_LAYOUT and not is_view(node):
+        for source in node.all_input_nodes:
+            traced = source.meta.get(TRACED)
+            if isinstance(traced, torch.Tensor) and not lie_alike(source.meta["val"], traced):
+                wanted[source] = traced
+    together = [node.args[place] for place in ONE_LAYOUT.get(node.target, ())]
+    if together:
+        *others, last = [source for source in together if isinstance(source, Node)]
+        for other in others:
+            if not lie_alike(as_traced(other), as_traced(last)):
+                wanted[other] = as_traced(last)
+    return wanted

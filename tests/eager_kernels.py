@@ -1,0 +1,281 @@
+"""The kernels of PyTorch in layouts that eager seldom has, against the same kernels on contiguous float64.
+
+    python -m tests.eager_kernels [--ops PATTERN] [--details]
+
+Calls are those that PyTorch's own samples of ops and modules make, forward and backward, and those of `OWN`. Each is
+made again for every way to lay its images (tensors of rank 3 and more): contiguous, or channels last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
+
+aten = torch.ops.aten
+
+MOST_CALLS = 6  # of one op that are looked at, of those that are not our own
+MOST_IMAGES = 3  # of one call whose layouts are varied
+_NO_VALUES = ("empty", "new_empty", "rand", "as_strided", "set_", "resize", "detach", "lift", "_local_scalar", "item")
+
+
+@dataclass
+class Call:
+    """One call of an op: copies of its arguments."""
+
+    op: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+@dataclass
+class Found:
+    """What became of an op: in how many layouts it was run, and where it raised or gave another answer."""
+
+    runs: int = 0
+    raised: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+
+
+class Recorder(TorchDispatchMode):
+    """Keeps the first few calls of each op that reads an image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: defaultdict[Any, list[Call]] = defaultdict(list)
+        self.seen: set[Any] = set()
+        self.most = MOST_CALLS
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if is_judged(func) and len(self.calls[func]) < self.most:
+            images = [leaf for leaf in tree_leaves((args, kwargs)) if is_image(leaf)]
+            key = (func, tuple((tuple(image.shape), image.dtype) for image in images))
+            if images and key not in self.seen and max(image.numel() for image in images) < 1 << 16:
+                self.seen.add(key)
+                copies = tree_map_only(torch.Tensor, lambda t: t.detach().clone(), (args, kwargs))
+                self.calls[func].append(Call(func, *copies))
+        return func(*args, **kwargs)
+
+
+def is_judged(op: Any) -> bool:
+    """Whether layouts can be told from its values: it draws nothing, writes to nothing and makes no view."""
+    schema = op._schema
+    name = schema.name.removeprefix("aten::")
+    if op.namespace != "aten" or schema.is_mutable or name.startswith(_NO_VALUES):
+        return False
+    if torch.Tag.nondeterministic_seeded in op.tags or any(entry.alias_info for entry in schema.returns):
+        return False
+    return name not in ("reshape", "view_as_real", "_reshape_alias", "contiguous")
+
+
+def is_image(value: Any) -> bool:
+    """A dense tensor of floats whose layout can be varied."""
+    return (
+        isinstance(value, torch.Tensor)
+        and value.layout == torch.strided
+        and value.dim() >= 3
+        and value.is_floating_point()
+        and value.numel() > 1
+        and 0 not in value.stride()
+    )
+
+
+def last(image: torch.Tensor) -> torch.Tensor:
+    """The image with its second dimension as the fastest, wherever that can be told from its strides and where not."""
+    rank = image.dim()
+    order = [0, *range(2, rank), 1]
+    return image.permute(order).contiguous().permute([0, rank - 1, *range(1, rank - 1)])
+
+
+def first(image: torch.Tensor) -> torch.Tensor:
+    return image.clone(memory_format=torch.contiguous_format)
+
+
+def judge(call: Call, found: Found) -> None:
+    """Run a call in every mixture of layouts."""
+    leaves, shape = tree_flatten((call.args, call.kwargs))
+    images = [place for place, leaf in enumerate(leaves) if is_image(leaf)][:MOST_IMAGES]
+    plain = [first(leaf) if is_image(leaf) else leaf for leaf in leaves]
+    wide = [leaf.double() if isinstance(leaf, torch.Tensor) and leaf.dtype == torch.float32 else leaf for leaf in plain]
+    try:
+        ours = run(call.op, *tree_unflatten(plain, shape))
+    except (RuntimeError, ValueError, NotImplementedError):
+        return  # it takes none of them
+    try:
+        expected = run(call.op, *tree_unflatten(wide, shape))
+    except (RuntimeError, ValueError, NotImplementedError):
+        expected = ours
+    if not alike(ours, expected):
+        expected = ours  # ill-conditioned, or without one answer
+    for mixture in itertools.product((first, last), repeat=len(images)):
+        laid = [*plain]
+        for place, lay in zip(images, mixture, strict=True):
+            laid[place] = lay(plain[place])
+        name = ", ".join(f"{tuple(plain[at].shape)} {lay.__name__}" for at, lay in zip(images, mixture, strict=True))
+        found.runs += 1
+        try:
+            made = run(call.op, *tree_unflatten(laid, shape))
+        except (RuntimeError, ValueError, NotImplementedError) as error:
+            found.raised.append(f"{name}: {str(error).splitlines()[0][:80]}")
+            continue
+        if not alike(made, expected):
+            found.wrong.append(name)
+
+
+def run(op: Any, args: Any, kwargs: Any) -> list[Any]:
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return tree_leaves(op(*args, **kwargs))
+
+
+def alike(one: list[Any], other: list[Any]) -> bool:
+    """Whether two lists of results are the same but for rounding."""
+    if len(one) != len(other):
+        return False
+    for a, b in zip(one, other, strict=True):
+        if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+            continue
+        if a.shape != b.shape:
+            return False
+        if a.is_floating_point() and a.numel():
+            scale = b.double().abs().nan_to_num(posinf=0.0).max().item()
+            if not torch.allclose(a.double(), b.double(), rtol=1e-3, atol=1e-3 * max(scale, 1e-3), equal_nan=True):
+                return False
+        elif not a.is_complex() and not torch.equal(a, b.to(a.dtype)):
+            return False
+    return True
+
+
+# ---- where calls come from
+
+
+def of_samples() -> Iterator[Callable[[], Any]]:
+    """Functions that run the samples of PyTorch's op database, forward and backward."""
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    for info in op_db:
+        if torch.float32 not in info.supported_dtypes("cpu") or info.name.startswith(("ops.", "_refs.")):
+            continue
+
+        def samples(info: Any = info) -> None:
+            grad = info.supports_autograd
+            for number, sample in enumerate(info.sample_inputs("cpu", torch.float32, requires_grad=grad)):
+                if number > 40:
+                    return
+                backward(info(sample.input, *sample.args, **sample.kwargs))
+
+        yield samples
+
+
+def of_modules() -> Iterator[Callable[[], Any]]:
+    """Functions that run the samples of PyTorch's modules, forward and backward."""
+    from torch.testing._internal.common_modules import module_db
+
+    for info in module_db:
+
+        def samples(info: Any = info) -> None:
+            for training in (True, False):
+                made = info.module_inputs_func(
+                    info, device="cpu", dtype=torch.float32, requires_grad=True, training=training
+                )
+                for entry in made:
+                    module = info.module_cls(*entry.constructor_input.args, **entry.constructor_input.kwargs)
+                    module.train(training)
+                    forward = entry.forward_input
+                    if forward is not None:
+                        backward(module(*forward.args, **forward.kwargs))
+
+        yield samples
+
+
+def of_own() -> Iterator[Callable[[], Any]]:
+    """Modules that work on images, at batch 1 and 2, with few and many channels."""
+    for batch, channels, size in itertools.product((1, 2), (1, 4, 32), (1, 7)):
+        for rank in (1, 2, 3):
+            x = torch.randn(batch, channels, *(size + n for n in range(rank)), requires_grad=True)
+            norm = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)[rank - 1]
+            same = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)[rank - 1]
+            convolution = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[rank - 1]
+            up = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)[rank - 1]
+            pool = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)[rank - 1]
+            mean = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)[rank - 1]
+            makers = (
+                lambda: norm(channels), lambda: norm(channels).eval(), lambda: norm(channels, affine=False),
+                lambda: same(channels), lambda: same(channels, affine=True), lambda: nn.GroupNorm(1, channels),
+                lambda: convolution(channels, 3, 3, padding=1), lambda: convolution(channels, 3, 1, bias=False),
+                lambda: convolution(channels, 2 * channels, 3, padding=1, groups=channels),
+                lambda: up(channels, 3, 3, padding=1), lambda: pool(2, ceil_mode=True), lambda: mean(2, ceil_mode=True),
+                lambda: nn.Upsample(scale_factor=2), lambda: nn.PReLU(channels), lambda: nn.Softmax(1),
+            )  # fmt: skip
+            for make in makers:
+                yield lambda make=make, x=x: backward(make()(x))
+
+
+def backward(made: Any) -> None:
+    """Run the backward of whatever a sample gave, with a gradient that is no constant."""
+    results = [leaf for leaf in tree_leaves(made) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+    if results and all(result.is_floating_point() and result.layout == torch.strided for result in results):
+        torch.autograd.backward(results, [torch.randn_like(result) for result in results])
+
+
+def recorded(*sources: Iterator[Callable[[], Any]]) -> dict[Any, list[Call]]:
+    """The calls that functions make: all that those of the first source make, and a few of each op by the others."""
+    torch.manual_seed(0)
+    recorder = Recorder()
+    own, *others = sources
+    for source, most in ((own, 1 << 20), *((each, MOST_CALLS) for each in others)):
+        recorder.most = most
+        _record(recorder, source)
+    return recorder.calls
+
+
+def _record(recorder: Recorder, source: Iterator[Callable[[], Any]]) -> None:
+    for run_samples in source:
+        try:
+            with recorder, warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                run_samples()
+        except Exception:  # a sample of another machine: its other calls are recorded
+            continue
+
+
+def judged(calls: dict[Any, list[Call]], pattern: str = "*") -> dict[str, Found]:
+    """What became of every op, by name."""
+    result: dict[str, Found] = {}
+    for op, made in sorted(calls.items(), key=lambda item: str(item[0])):
+        if fnmatch(str(op), pattern):
+            found = result.setdefault(str(op), Found())
+            for call in made:
+                judge(call, found)
+    return result
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.eager_kernels")
+    parser.add_argument("--ops", default="*", help="only ops with such a name, as 'aten.native_*'")
+    parser.add_argument("--details", action="store_true", help="name every layout")
+    arguments = parser.parse_args()
+    result = judged(recorded(of_own(), of_modules(), of_samples()), arguments.ops)
+    for name, found in result.items():
+        if found.raised or found.wrong:
+            print(f"{name}: wrong {len(found.wrong)}, raised {len(found.raised)}, of {found.runs}")
+            for line in [*found.wrong, *found.raised] if arguments.details else ():
+                print(f"    {line}")
+    print(f"{len(result)} ops, {sum(found.runs for found in result.values()):,} calls")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
