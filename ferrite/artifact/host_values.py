@@ -373,7 +373,9 @@ class _Changing:
             values.escaped |= {values.tensors[name].root for name in names if name in values.tensors}
         kinds = [str(each.type) for each in op._schema.returns]
         if kinds == ["Tensor"]:
-            values.tensors[call.result] = Value(call.result, is_promised=True)
+            # A view that no rule proves to be one has its source's elements, whatever its memory is.
+            dtype = values.tensors[call.args[0].name].dtype if call.target in VIEWS else None
+            values.tensors[call.result] = Value(call.result, dtype, is_promised=True)
         elif all(kind in ("Tensor", "Optional[Tensor]") for kind in kinds):
             values.several[call.result] = Several(tuple(Value(call.result, is_promised=True) for _ in kinds))
         elif kinds == ["List[Tensor]"]:

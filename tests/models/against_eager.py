@@ -116,12 +116,13 @@ class Probe:
 
 def check_numbers(graph: torch.fx.GraphModule, example_inputs: list[Any]) -> None:
     """Raise Malformed, which names the pass, if those before autograd change what a graph computes. On a copy, because
-    what is checked is not stored."""
+    what is checked is not stored. A graph with an operator that is none of PyTorch's is not run for that: the expert
+    layers of `transformers` have one."""
     options = resolve(Options(strict=True, fallback_random=True), None, {"numeric_check": {"pre_grad": {}}})
     record = GraphRecord("numeric check", "pre_grad")
     edit_pre_grad(copy_module(graph), options, record, example_inputs)
     (said,) = (decision for decision in record.decisions if decision.what == "numeric_check")
-    assert said.taken, said.reason
+    assert said.taken or said.reason.endswith("may do more than compute"), said.reason
 
 
 @dataclass

@@ -144,7 +144,7 @@ class TestPlan:
     def test_unknown_settings_list_the_valid_ones(self) -> None:
         with pytest.raises(RuntimeError, match=r"Unknown Ferrite setting of normalise_ops 'count'.*counter"):
             plan((("normalise_ops", (("count", 2),)),))
-        with pytest.raises(RuntimeError, match="a whole number of times"):
+        with pytest.raises(RuntimeError, match="a whole number of at least 0, given -1"):
             plan((("normalise_ops", (("counter", -1),)),))
 
     def test_the_device_gate_asks_all_values(self, with_passes: Any) -> None:
