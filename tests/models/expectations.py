@@ -41,6 +41,3 @@ FLIPS: dict[str, tuple[float, str]] = {
         "channels last",
     )
 }
-
-# Graphs that call an operator of somebody else, whose meaning may change: the cache does not store them.
-NOT_STORED = {("mixtral", "inference"), ("mixtral", "training")}
