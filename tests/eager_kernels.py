@@ -202,25 +202,28 @@ def of_modules() -> Iterator[Callable[[], Any]]:
 
 def of_own() -> Iterator[Callable[[], Any]]:
     """Modules that work on images, at batch 1 and 2, with few and many channels."""
-    for batch, channels, size in itertools.product((1, 2), (1, 4, 32), (1, 7)):
-        for rank in (1, 2, 3):
-            x = torch.randn(batch, channels, *(size + n for n in range(rank)), requires_grad=True)
-            norm = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)[rank - 1]
-            same = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)[rank - 1]
-            convolution = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[rank - 1]
-            up = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)[rank - 1]
-            pool = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)[rank - 1]
-            mean = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)[rank - 1]
-            makers = (
-                lambda: norm(channels), lambda: norm(channels).eval(), lambda: norm(channels, affine=False),
-                lambda: same(channels), lambda: same(channels, affine=True), lambda: nn.GroupNorm(1, channels),
-                lambda: convolution(channels, 3, 3, padding=1), lambda: convolution(channels, 3, 1, bias=False),
-                lambda: convolution(channels, 2 * channels, 3, padding=1, groups=channels),
-                lambda: up(channels, 3, 3, padding=1), lambda: pool(2, ceil_mode=True), lambda: mean(2, ceil_mode=True),
-                lambda: nn.Upsample(scale_factor=2), lambda: nn.PReLU(channels), lambda: nn.Softmax(1),
-            )  # fmt: skip
-            for make in makers:
-                yield lambda make=make, x=x: backward(make()(x))
+    for batch, channels, size, rank in itertools.product((1, 2), (1, 4, 32), (1, 7), (1, 2, 3)):
+        x = torch.randn(batch, channels, *(size + n for n in range(rank)), requires_grad=True)
+        for make in _of_rank(rank, channels):
+            yield lambda make=make, x=x: backward(make()(x))
+
+
+def _of_rank(rank: int, channels: int) -> tuple[Callable[[], nn.Module], ...]:
+    """Makers of modules for images of a rank."""
+    norm = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)[rank - 1]
+    same = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)[rank - 1]
+    convolution = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[rank - 1]
+    up = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)[rank - 1]
+    pool = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)[rank - 1]
+    mean = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)[rank - 1]
+    return (
+        lambda: norm(channels), lambda: norm(channels).eval(), lambda: norm(channels, affine=False),
+        lambda: same(channels), lambda: same(channels, affine=True), lambda: nn.GroupNorm(1, channels),
+        lambda: convolution(channels, 3, 3, padding=1), lambda: convolution(channels, 3, 1, bias=False),
+        lambda: convolution(channels, 2 * channels, 3, padding=1, groups=channels),
+        lambda: up(channels, 3, 3, padding=1), lambda: pool(2, ceil_mode=True), lambda: mean(2, ceil_mode=True),
+        lambda: nn.Upsample(scale_factor=2), lambda: nn.PReLU(channels), lambda: nn.Softmax(1),
+    )  # fmt: skip
 
 
 def backward(made: Any) -> None:

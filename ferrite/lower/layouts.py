@@ -2,8 +2,9 @@
 
 Kernels of libraries look at strides: some demand a layout, some choose between two by one operand and read another by
 it. Given operands as they lay in the trace they do what they do without a compiler. So only ops that are known to take
-operands in any layout are handed others; `python -m tests.eager_kernels` runs the kernels of PyTorch in mixed layouts,
-and a test compares what it finds with the lists here.
+operands in any layout are handed others: those of `ANY_LAYOUT`, views, and custom ops whose tag says so.
+`python -m tests.eager_kernels` runs the kernels of PyTorch in mixed layouts, and a test compares what it finds with the
+lists here.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch.fx import Node
 
+from ferrite.graph.effects import is_of_torch
 from ferrite.graph.query import is_view
 from ferrite.graph.relayout import READS_RELAID, TRACED, as_traced, lie_alike
 
@@ -39,7 +42,7 @@ ONE_LAYOUT: dict[Any, tuple[int, ...]] = {
 def layouts_wanted(node: Node) -> Mapping[Node, torch.Tensor]:
     """The operands of an op in eager that it is to be given in another layout, as fake tensors that lie so."""
     wanted: dict[Node, torch.Tensor] = {}
-    if READS_RELAID in node.meta and node.target not in ANY_LAYOUT and not is_view(node):
+    if READS_RELAID in node.meta and not _takes_any_layout(node):
         for source in node.all_input_nodes:
             traced = source.meta.get(TRACED)
             if isinstance(traced, torch.Tensor) and not lie_alike(source.meta["val"], traced):
@@ -51,3 +54,9 @@ def layouts_wanted(node: Node) -> Mapping[Node, torch.Tensor]:
             if not lie_alike(as_traced(other), as_traced(last)):
                 wanted[other] = as_traced(last)
     return wanted
+
+
+def _takes_any_layout(node: Node) -> bool:
+    """An operator of a library says it by its tag: of those without it, `relayout` has not moved an operand."""
+    is_custom = isinstance(node.target, OpOverload) and not is_of_torch(node.target)
+    return is_custom or node.target in ANY_LAYOUT or is_view(node)
