@@ -34,7 +34,7 @@ from ferrite.graph.query import (
     tensors,
     written_arguments,
 )
-from ferrite.graph.relayout import READS_RELAID, as_traced
+from ferrite.graph.relayout import READS_RELAID, as_traced, lies_so
 from ferrite.graph.strides import REALISED, output_values, shown_as_made
 from ferrite.graph.text import show_type, type_of_list
 from ferrite.host.lowered import Body, Lowered
@@ -519,14 +519,18 @@ class _OneGraph:
         return [self.values.get(argument) for argument in written]
 
     def _as_wanted(self, node: Node) -> dict[str, str]:
-        """Names of copies for the operands of an op in eager that lie as it does not take them: otherwise than in the
-        trace, or in more layouts than it knows of."""
+        """Names of what an op in eager is given in the place of operands that lie as it does not take them: otherwise
+        than in the trace, or in more layouts than it knows of."""
         copied: dict[str, str] = {}
         is_padded = self.padded and wants_dense(node, lambda op: False) is not None
         for argument, fake in layouts_wanted(node).items():
             value = self.values[argument]
-            if isinstance(value, _Value) and value.host is not None:
-                copied[value.host] = self._held(value, fake)
+            if not isinstance(value, _Value) or value.host is None:
+                continue
+            is_copied = not lies_so(value.fake, tuple(fake.stride()))
+            if is_copied or value.is_promised or value.tensor is None:
+                copied[value.host] = self._exactly(self._held(value, fake), fake)
+            if is_copied:
                 lies = f"{argument.name} as {node.name} takes it; {bytes_of_tensor(fake):,} bytes"
                 self.shared.decisions.append(Decision("layout copy", (argument.name,), True, lies))
         for value in map(self.values.get, node.all_input_nodes if is_padded else ()):
@@ -726,6 +730,16 @@ class _OneGraph:
         value.tensor, value.is_promised = of_buffer(self._buffer(name, value.fake)), False
         if value.node.op == "call_function":
             value.host = name
+
+    def _exactly(self, name: str, fake: torch.Tensor) -> str:
+        """The name of the same memory with the strides of a fake tensor where it has dimensions of one, too."""
+        if all(str(size) != "1" for size in fake.shape):
+            return name
+        exact = self.shared.fresh(name)
+        buffer = self._buffer(exact, fake)
+        sizes, strides = (list(map(self.host_sizes.value, each)) for each in (buffer.sizes, buffer.strides))
+        self.steps.append(Call(exact, "aten.as_strided.default", (Ref(name), sizes, strides), {}))
+        return exact
 
     def _held(self, value: _Value, fake: Any = None) -> str:
         """The name of a tensor that lies as a fake one does, by default the value's: the value itself, or a copy."""

@@ -19,7 +19,7 @@ from torch.fx import Node
 
 from ferrite.graph.effects import is_of_torch
 from ferrite.graph.query import is_view
-from ferrite.graph.relayout import READS_RELAID, TRACED, as_traced, lie_alike
+from ferrite.graph.relayout import IMAGES, READS_RELAID, TRACED, as_traced, lie_alike
 
 aten = torch.ops.aten
 
@@ -33,27 +33,37 @@ ANY_LAYOUT = frozenset({
     aten.upsample_nearest2d.vec, aten.upsample_bilinear2d.vec, aten.cat.default, aten.constant_pad_nd.default,
 })  # fmt: skip
 
-# Ops that are wrong where these operands lie in different layouts, in eager too: they are given one layout.
+# Kernels that are wrong or raise, in eager too, where these operands lie in two layouts, or are channels last but for a
+# stride in a dimension of one. They are given one layout, which the last operand chooses.
 ONE_LAYOUT: dict[Any, tuple[int, ...]] = {
     aten.native_batch_norm_backward.default: (0, 1),
+    aten.native_group_norm.default: (0,),
+    aten.native_group_norm_backward.default: (0, 1),
 }
 
 
 def layouts_wanted(node: Node) -> Mapping[Node, torch.Tensor]:
-    """The operands of an op in eager that it is to be given in another layout, as fake tensors that lie so."""
+    """The operands of an op in eager whose layout is prescribed, as fake tensors that lie so."""
     wanted: dict[Node, torch.Tensor] = {}
     if READS_RELAID in node.meta and not _takes_any_layout(node):
         for source in node.all_input_nodes:
             traced = source.meta.get(TRACED)
             if isinstance(traced, torch.Tensor) and not lie_alike(source.meta["val"], traced):
                 wanted[source] = traced
-    together = [node.args[place] for place in ONE_LAYOUT.get(node.target, ())]
+    together = [source for place in ONE_LAYOUT.get(node.target, ()) if isinstance(source := node.args[place], Node)]
     if together:
-        *others, last = [source for source in together if isinstance(source, Node)]
-        for other in others:
-            if not lie_alike(as_traced(other), as_traced(last)):
-                wanted[other] = as_traced(last)
+        layout = _layout_of(as_traced(together[-1]))
+        wanted |= {source: torch.empty_like(source.meta["val"], memory_format=layout) for source in together}
     return wanted
+
+
+def _layout_of(image: torch.Tensor) -> torch.memory_format:
+    """The format that an image lies in, whatever the strides of dimensions of one are; contiguous if there is none."""
+    channels_last = IMAGES.get(image.dim())
+    if channels_last is None or lie_alike(image, torch.empty_like(image, memory_format=torch.contiguous_format)):
+        return torch.contiguous_format
+    is_last = lie_alike(image, torch.empty_like(image, memory_format=channels_last))
+    return channels_last if is_last else torch.contiguous_format
 
 
 def _takes_any_layout(node: Node) -> bool:
