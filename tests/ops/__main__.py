@@ -10,13 +10,13 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # workers have what their plan says
 
 import msgspec
 from rich.console import Console
 
 from . import known as known_failures
-from .cases import DTYPES, ERRORS, FULL, STANDARD, Case, Plan, groups, units
+from .cases import DTYPES, ERRORS, FULL, IN_LAYOUTS, STANDARD, Case, Plan, groups, units
 from .check import FERRITE, Engine, Verdict, caller, compile_call, compiling, function_of, observe, run_group
 from .sweep import RESULTS, Summary, quiet, run, show, summarise
 
@@ -24,6 +24,11 @@ from .sweep import RESULTS, Summary, quiet, run, show, summarise
 def parse_arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser("python -m tests.ops", description=__doc__)
     parser.add_argument("--full", action="store_true", help="every dtype and every sample (many hours)")
+    parser.add_argument(
+        "--layouts",
+        action="store_true",
+        help="larger samples, each transposed, cut out of larger memory, expanded and channels last (hours)",
+    )
     parser.add_argument("--ops", default="*", metavar="PATTERN", help="ops by name, e.g. 'add,nn.functional.*'")
     parser.add_argument("--dtypes", metavar="LIST", help=f"of {','.join(DTYPES)}; '{ERRORS}' keeps only error inputs")
     parser.add_argument("--backend", default="ferrite", metavar="NAME")
@@ -55,7 +60,9 @@ def parse_arguments(words: list[str] | None = None) -> argparse.Namespace:
 
 
 def make_plan(arguments: argparse.Namespace) -> Plan:
-    plan = FULL if arguments.full else STANDARD
+    if arguments.full and arguments.layouts:
+        raise SystemExit("--full and --layouts are two sweeps: choose one")
+    plan = FULL if arguments.full else IN_LAYOUTS if arguments.layouts else STANDARD
     changes: dict[str, object] = {"ops": arguments.ops, "seed": arguments.seed, "only": tuple(arguments.only)}
     if arguments.dtypes:
         wanted = tuple(arguments.dtypes.split(","))
@@ -76,7 +83,7 @@ def make_plan(arguments: argparse.Namespace) -> Plan:
 def report_cases(plan: Plan, engine: Engine, console: Console) -> bool:
     """Run the named cases in this process and print both sides of each."""
     passed, found = True, False
-    quiet()
+    quiet(plan.threads)
     for unit in units(plan):
         for group in groups(unit, plan):
             pairs = {case.id: (case, sample) for case, sample in group.members}

@@ -5,6 +5,8 @@ shapes, inference or training, and the function or its in-place form. Its id is 
 
     add|f32|s3|dynamic|train            sample 3 of `add`
     add|f32|n3|static|infer             the same sample with every tensor made non-contiguous
+    add|f32|t3|static|infer             the same sample with every tensor transposed in memory; see `LAYOUTS`
+    add|f32|S3|static|infer             sample 3 with the larger sizes of `LARGE`; T3 is that one transposed
     add|f32|s3|static|infer|inplace     x.add_(...)
     add|any|e2|static|infer             error input 2: eager raises (error inputs choose their own dtypes)
 
@@ -13,15 +15,19 @@ Sample numbers count within the list the database gives for that dtype and for i
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import importlib
 import random
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
 from typing import Any
+from unittest import mock
 
 import msgspec
 import numpy
 import torch
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 DTYPES: dict[str, torch.dtype] = {
     "f32": torch.float32,
@@ -40,6 +46,11 @@ ERRORS = "any"
 SHAPES = ("static", "dynamic")
 MODES = ("infer", "train")
 FORMS = ("function", "inplace")
+# What the database builds the sizes of its samples from. Its own numbers are 5, 10 and 20, which few vector registers
+# are filled by, and no two threads.
+LARGE = {"S": 23, "M": 37, "L": 71}
+
+MOST_ELEMENTS = 1 << 20  # of a larger sample
 
 # Results are memory nobody wrote, so two runs of eager differ as well: everything but the values is compared.
 UNDEFINED_VALUES = frozenset(
@@ -101,6 +112,9 @@ class Plan(msgspec.Struct, frozen=True):
     dtypes: tuple[str, ...]
     samples: dict[str, int] | None
     strided: int = 1  # how many of the picked samples are repeated with non-contiguous tensors
+    layouts: str = ""  # letters of `LAYOUTS`; if there are any, every picked sample runs in each of these alone
+    large: bool = False  # samples have the sizes of `LARGE` where the database does not prescribe sizes
+    threads: int = 1
     errors: int | None = 3
     shapes: tuple[str, ...] = SHAPES
     modes: tuple[str, ...] = MODES
@@ -112,6 +126,10 @@ class Plan(msgspec.Struct, frozen=True):
 
 STANDARD = Plan("standard", ("f32", "bf16", "i64", "bool"), {"f32": 4, "bf16": 2, "i64": 2, "bool": 1})
 FULL = Plan("full", tuple(DTYPES), None, strided=8, errors=None)
+IN_LAYOUTS = Plan(
+    "layouts", ("f32", "bf16", "i64"), {"f32": 3, "bf16": 1, "i64": 1}, strided=0, errors=0, forms=("function",),
+    layouts="twxc", large=True, threads=2,
+)  # fmt: skip
 
 
 class Unit(msgspec.Struct, frozen=True, order=True):
@@ -227,6 +245,32 @@ def function_of(case: Case) -> Callable[..., Any] | None:
     return op.inplace_variant if case.form == "inplace" else op.op
 
 
+@contextlib.contextmanager
+def _sizes(numbers: dict[str, int]) -> Iterator[None]:
+    """Around the functions of the database that make samples: other numbers in the place of its own."""
+    folder = "torch.testing._internal."
+    places = ("common_methods_invocations", "opinfo.core", *(f"opinfo.definitions.{n}" for n in ("linalg", "_masked")))
+    with contextlib.ExitStack() as changed:
+        for module in (importlib.import_module(folder + place) for place in places):
+            there = {name: number for name, number in numbers.items() if hasattr(module, name)}
+            changed.enter_context(mock.patch.multiple(module, **there))
+        yield
+
+
+def larger_samples(name: str, dtype: str, mode: str, seed: int = 0) -> Iterator[Sample]:
+    """The samples that have more elements with the sizes of `LARGE`, under the numbers that they have in the list."""
+    usual = {sample.label: sample for sample in samples(name, dtype, mode, seed)}
+    with _sizes(LARGE), contextlib.suppress(Exception):  # a sample that combines other numbers with its own
+        for sample in samples(name, dtype, mode, seed):
+            if sample.label in usual and _elements(usual[sample.label]) < _elements(sample) <= MOST_ELEMENTS:
+                yield msgspec.structs.replace(sample, label=sample.label.upper())
+
+
+def _elements(sample: Sample) -> int:
+    leaves = tree_leaves((sample.input, sample.args, sample.kwargs))
+    return sum(leaf.numel() for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided)
+
+
 def samples(name: str, dtype: str, mode: str, seed: int = 0) -> Iterator[Sample]:
     """The database's samples in order, each drawn from the same seed so that it does not depend on the others."""
     op = op_table()[name]
@@ -256,6 +300,62 @@ def made_strided(sample: Sample, seed: int = 0) -> Sample:
     seed_everything(seed)
     twin = SampleInput(sample.input, args=sample.args, kwargs=sample.kwargs).noncontiguous()
     return Sample("n" + sample.label[1:], twin.input, tuple(twin.args), dict(twin.kwargs), sample.process)
+
+
+def transposed(value: torch.Tensor) -> torch.Tensor:
+    """The first dimension is the fastest."""
+    order = [*reversed(range(value.dim()))]
+    return value.permute(order).clone(memory_format=torch.contiguous_format).permute(order)
+
+
+def window(value: torch.Tensor) -> torch.Tensor:
+    """Every second element of rows that lie in larger memory, behind its start."""
+    if value.dim() == 0:
+        return value
+    sizes = [*value.shape]
+    sizes[-1] = 2 * sizes[-1] + 1
+    sizes[0] += value.dim() > 1
+    view = value.new_zeros(sizes)[..., 1::2]
+    return (view[1:] if value.dim() > 1 else view).copy_(value)
+
+
+def expanded(value: torch.Tensor) -> torch.Tensor:
+    """The first slice of the first dimension, repeated in place."""
+    return value[:1].clone().expand(value.shape) if value.dim() > 1 and value.shape[0] > 1 else value
+
+
+def channels_last(value: torch.Tensor) -> torch.Tensor:
+    """The second dimension is the fastest."""
+    if value.dim() < 3:
+        return value
+    return value.movedim(1, -1).clone(memory_format=torch.contiguous_format).movedim(-1, 1)
+
+
+LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "t": transposed,
+    "w": window,
+    "x": expanded,
+    "c": channels_last,
+}
+
+
+def made_laid(sample: Sample, letter: str) -> Sample | None:
+    """The same sample with every tensor in a layout; None if all tensors lie so already."""
+    changed = False
+
+    def lay(value: torch.Tensor) -> torch.Tensor:
+        nonlocal changed
+        if value.layout is not torch.strided or value.is_nested or value.is_quantized:
+            return value
+        laid = LAYOUTS[letter](value.detach())
+        if laid.stride() == value.stride():
+            return value
+        changed = True
+        return laid.requires_grad_(value.requires_grad)
+
+    given = tree_map_only(torch.Tensor, lay, (sample.input, sample.args, sample.kwargs))
+    label = (letter.upper() if sample.label[0].isupper() else letter) + sample.label[1:]
+    return Sample(label, *given, sample.process) if changed else None
 
 
 def _look(value: Any) -> tuple[Any, ...]:
@@ -327,7 +427,12 @@ def groups(unit: Unit, plan: Plan) -> Iterator[Group]:
     for mode in plan.modes:
         if mode == "train" and (unit.dtype == ERRORS or not _can_train(op, unit.dtype)):
             continue
-        chosen = _choose(list(samples(unit.op, unit.dtype, mode, plan.seed)), unit, plan)
+        found = list(samples(unit.op, unit.dtype, mode, plan.seed))
+        if unit.dtype != ERRORS and (plan.large or any(map(_names_large, plan.only))):
+            larger = list(larger_samples(unit.op, unit.dtype, mode, plan.seed))
+        else:
+            larger = []
+        chosen = _choose(found, larger, unit, plan)
         for form in plan.forms:
             if form == "inplace" and (op.inplace_variant is None or unit.dtype == ERRORS):
                 continue
@@ -339,24 +444,38 @@ def groups(unit: Unit, plan: Plan) -> Iterator[Group]:
                     yield Group(tuple(made))
 
 
-def _choose(found: list[Sample], unit: Unit, plan: Plan) -> list[Sample]:
+def _choose(found: list[Sample], larger: list[Sample], unit: Unit, plan: Plan) -> list[Sample]:
     named = [_labels(pattern) for pattern in plan.only]
-    chosen = _usual(found, unit, plan) if not plan.only or None in named else []
+    chosen = _usual(found, larger, unit, plan) if not plan.only or None in named else []
     have = {sample.label for sample in chosen}
     wanted = {label for labels in named if labels for label in labels} - have
-    for sample in found:
+    for sample in (*found, *larger):
         if sample.label in wanted:
             chosen.append(sample)
-        if "n" + sample.label[1:] in wanted:
+        if "n" + sample.label[1:] in wanted and sample.label[0] == "s":
             chosen.append(made_strided(sample, plan.seed))
+        for letter in LAYOUTS:
+            laid = made_laid(sample, letter)
+            if laid is not None and laid.label in wanted:
+                chosen.append(laid)
     return chosen
 
 
-def _usual(found: list[Sample], unit: Unit, plan: Plan) -> list[Sample]:
+def _usual(found: list[Sample], larger: list[Sample], unit: Unit, plan: Plan) -> list[Sample]:
     if unit.dtype == ERRORS:
         return found if plan.errors is None else pick(found, plan.errors)
+    if plan.large:
+        instead = {sample.label.lower(): sample for sample in larger}
+        found = [instead.get(sample.label, sample) for sample in found]
     chosen = found if plan.samples is None else pick(found, plan.samples[unit.dtype])
+    if plan.layouts:
+        laid = [made_laid(sample, letter) for sample in chosen for letter in plan.layouts]
+        return [sample for sample in laid if sample is not None]
     return chosen + [made_strided(sample, plan.seed) for sample in _worth_striding(chosen)[: plan.strided]]
+
+
+def _names_large(pattern: str) -> bool:
+    return any(label[:1].isupper() for label in _labels(pattern) or ())
 
 
 def _labels(pattern: str) -> set[str] | None:

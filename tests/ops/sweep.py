@@ -55,7 +55,7 @@ def work(pipe: Connection, plan: Plan, engine: Engine, log: str) -> None:
     os.dup2(stream.fileno(), sys.stdout.fileno())
     os.dup2(stream.fileno(), sys.stderr.fileno())
     faulthandler.enable(stream)
-    quiet()
+    quiet(plan.threads)
     while (order := pipe.recv()) is not None:
         unit, done = order
         try:
@@ -70,11 +70,11 @@ def work(pipe: Connection, plan: Plan, engine: Engine, log: str) -> None:
         pipe.send(("finished", unit.id))
 
 
-def quiet() -> None:
-    """One thread, and no logs of traced errors: error cases raise on purpose."""
+def quiet(threads: int = 1) -> None:
+    """So many threads, and no logs of traced errors: error cases raise on purpose."""
     import logging
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(threads)
     logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
     logging.getLogger("torch._dynamo").setLevel(logging.CRITICAL)
 
@@ -100,8 +100,9 @@ class Worker:
         RESULTS.mkdir(parents=True, exist_ok=True)
         log = RESULTS / f"worker-{self.number}.log"
         self.process = context.Process(target=work, args=(theirs, self.plan, self.engine, str(log)), daemon=True)
-        # One thread per worker: set before torch loads its OpenMP runtime.
-        with _environment(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1"):
+        # Few threads per worker: set before torch loads its OpenMP runtime.
+        threads = str(self.plan.threads)
+        with _environment(OMP_NUM_THREADS=threads, MKL_NUM_THREADS=threads):
             self.process.start()
         theirs.close()
         self.heard = time.monotonic()
