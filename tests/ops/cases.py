@@ -258,12 +258,33 @@ def _sizes(numbers: dict[str, int]) -> Iterator[None]:
 
 
 def larger_samples(name: str, dtype: str, mode: str, seed: int = 0) -> Iterator[Sample]:
-    """The samples that have more elements with the sizes of `LARGE`, under the numbers that they have in the list."""
+    """The samples that have more elements with the sizes of `LARGE`, under the numbers that they have in the list, and
+    behind them our own, for kinds of ops whose samples in the database are small whatever its constants are."""
     usual = {sample.label: sample for sample in samples(name, dtype, mode, seed)}
     with _sizes(LARGE), contextlib.suppress(Exception):  # a sample that combines other numbers with its own
         for sample in samples(name, dtype, mode, seed):
             if sample.label in usual and _elements(usual[sample.label]) < _elements(sample) <= MOST_ELEMENTS:
                 yield msgspec.structs.replace(sample, label=sample.label.upper())
+    op = op_table()[name]
+    seed_everything(seed)
+    for number, (value, kwargs) in enumerate(_own_samples(op, DTYPES[dtype], mode == "train"), start=len(usual)):
+        yield Sample(f"S{number}", value, (), kwargs, lambda result: result)
+
+
+def _own_samples(op: Any, dtype: torch.dtype, requires_grad: bool) -> Iterator[tuple[torch.Tensor, dict[str, Any]]]:
+    """Inputs and keywords for functions of one tensor, element by element or along dimensions."""
+    from torch.testing._internal.opinfo.core import ReductionOpInfo, UnaryUfuncInfo
+
+    sizes = (LARGE["M"], LARGE["S"], LARGE["L"])
+    make = functools.partial(torch.testing.make_tensor, sizes, device="cpu", dtype=dtype, requires_grad=requires_grad)
+    if isinstance(op, UnaryUfuncInfo):
+        value = make(low=op.domain[0], high=op.domain[1])
+        yield value, op.sample_kwargs("cpu", dtype, value)[0]
+    elif isinstance(op, ReductionOpInfo):
+        low, high = (0.0, 1.5) if dtype.is_floating_point else (None, None)  # a product of so many is no infinity
+        for dims in (0, 1, 2, (0, 2)):
+            if isinstance(dims, int) or op.supports_multiple_dims:
+                yield make(low=low, high=high), {"dim": dims}
 
 
 def _elements(sample: Sample) -> int:
@@ -466,8 +487,10 @@ def _usual(found: list[Sample], larger: list[Sample], unit: Unit, plan: Plan) ->
         return found if plan.errors is None else pick(found, plan.errors)
     if plan.large:
         instead = {sample.label.lower(): sample for sample in larger}
-        found = [instead.get(sample.label, sample) for sample in found]
+        found = [instead.pop(sample.label, sample) for sample in found] + [*instead.values()]
     chosen = found if plan.samples is None else pick(found, plan.samples[unit.dtype])
+    if plan.large and found and (largest := max(found, key=_elements)).label not in {sample.label for sample in chosen}:
+        chosen[-1] = largest
     if plan.layouts:
         laid = [made_laid(sample, letter) for sample in chosen for letter in plan.layouts]
         return [sample for sample in laid if sample is not None]

@@ -25,6 +25,7 @@ Integers and booleans are equal or wrong.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import time
 import warnings
@@ -44,12 +45,13 @@ from ferrite.failure import FerriteError
 from tests.both_hosts import both_hosts
 from tests.copies import WIDE, Copier, dense_parts, is_plain
 
-from .cases import UNDEFINED_VALUES, Case, Group, Sample, function_of, op_table, seed_everything
+from .cases import LAYOUTS, UNDEFINED_VALUES, Case, Group, Sample, function_of, op_table, seed_everything
 
 SLACK = 2.0
 NORMWISE = 16  # units in the last place of the largest element
 ALIKE = 1e-3  # of the largest element: other random numbers are farther apart
 MANY = 1 << 20
+SECOND = "second call: "
 ONLY_ZEROS = "only the sign of zeros differs"
 Call = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
@@ -507,6 +509,25 @@ def _error_text(error: BaseException | None) -> str:
     return "raises nothing" if error is None else f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
+class InOtherLayouts(Comparison):
+    """Results and gradients may have the strides that aot_eager gives them, too: what is split or derived while it is
+    traced comes out otherwise than eager's here and there. For samples in their own layouts such cases are few, and
+    known_failures.json names them; tests/strides looks at the strides of each op."""
+
+    def differs(self, kind: str, where: str, eager: Any, compiled: Any) -> None:
+        if kind.endswith("strides") and self._traced.get(where.removeprefix(SECOND)) == compiled:
+            self.notes.append(f"{where}: strides are those of aot_eager")
+        else:
+            super().differs(kind, where, eager, compiled)
+
+    @functools.cached_property
+    def _traced(self) -> dict[str, Any]:
+        seen = observe(compile_call(self.case, Engine("aot_eager")), self.case, self.sample, self.seed)
+        made = [(f"output{path}", leaf) for path, leaf in walk(seen.result)]
+        made += [(f"gradient {place}", gradient) for place, gradient in enumerate(seen.gradients or ())]
+        return {where: _strides(value) for where, value in made if isinstance(value, torch.Tensor)}
+
+
 # ---- running ------------------------------------------------------------------------------------------------------
 
 
@@ -560,7 +581,8 @@ def run_case(case: Case, sample: Sample, engine: Engine, seed: int = 0, shared: 
 
 def _run_case(case: Case, sample: Sample, engine: Engine, seed: int, shared: Shared) -> Verdict:
     began = time.perf_counter()
-    comparison = Comparison(case, sample, seed, observe(caller(function_of(case)), case, sample, seed))
+    kind = InOtherLayouts if sample.label[0].lower() in LAYOUTS else Comparison
+    comparison = kind(case, sample, seed, observe(caller(function_of(case)), case, sample, seed))
     graphs, breaks = _graphs()
     first = observe(shared.call, case, sample, seed)
     if _is_refused_by_torch(first.error, case, sample, seed):
@@ -571,7 +593,7 @@ def _run_case(case: Case, sample: Sample, engine: Engine, seed: int, shared: Sha
     second = observe(shared.call, case, sample, seed) if first.error is None else None
     comparison.compare(first)
     if second is not None and not comparison.differences:
-        comparison.compare(second, "second call: ")
+        comparison.compare(second, SECOND)
         comparison.kept_apart(first, second)
     hosts, shared.hosts[:] = [Difference("hosts", "", text) for text in shared.hosts], []
     if comparison.values_defined and not any("repeat itself" in note for note in comparison.notes):

@@ -23,7 +23,24 @@ from torch._dynamo.utils import counters
 
 from . import known as known_failures
 from . import sweep as sweeping
-from .cases import ERRORS, STANDARD, Case, Group, Plan, Sample, Unit, family, groups, matches, op_table, pick, units
+from .cases import (
+    ERRORS,
+    IN_LAYOUTS,
+    LAYOUTS,
+    STANDARD,
+    Case,
+    Group,
+    Plan,
+    Sample,
+    Unit,
+    family,
+    groups,
+    made_laid,
+    matches,
+    op_table,
+    pick,
+    units,
+)
 from .check import FERRITE, Engine, Verdict, judge_values, run_case, run_group
 from .refused import refused_calls
 
@@ -98,6 +115,24 @@ def test_family_sample_matches_eager(name: str, tmp_path: Path) -> None:
     assert not wrong, "\n".join(f"{standing}: {verdict.id} {verdict.differences[:2]}" for standing, verdict in wrong)
     assert entered["whole"] > 0 or name in NEVER_ENTERED, f"nothing of {name} went through the backend: {entered}"
     assert hits >= saved > 0 or name in NEVER_ENTERED
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_family_sample_matches_eager_in_other_layouts(name: str) -> None:
+    """The whole is `python -m tests.ops --layouts`. What native code refuses is an error, because Ferrite is strict."""
+    known = known_failures.load()
+    members = [unit for unit in units(IN_LAYOUTS) if family(unit.op) == name]
+    torch.set_num_threads(IN_LAYOUTS.threads)
+    wrong: list[Verdict] = []
+    ran = 0
+    for unit in _draw(members, lambda unit: unit.id, 2):
+        for group in groups(unit, IN_LAYOUTS):
+            some = Group(tuple(_draw(group.members, lambda member: member[0].id, 1)))
+            for verdict in run_group(some, ENGINE, SEED):
+                ran += 1
+                wrong += [verdict] if known_failures.account(verdict, known).standing == "failure" else []
+    assert not wrong, "\n".join(f"{verdict.id} {verdict.differences[:2]}" for verdict in wrong)
+    assert ran or name in ("sparse", "creation")  # few of these take a tensor that can be laid otherwise
 
 
 # ---- the known failures -------------------------------------------------------------------------------------------
@@ -420,6 +455,52 @@ def test_samples_do_not_depend_on_what_ran_before() -> None:
     (alone,) = [member for group in groups(Unit("add", "f32"), plan) for member in group.members]
     assert alone[0].id == last
     assert torch.equal(alone[1].input, whole[alone[0].id].input)
+
+
+def test_a_layout_changes_strides_and_expanding_alone_changes_values() -> None:
+    x = torch.randn(3, 4, 5, requires_grad=True)
+    found = {letter: made_laid(_sample(x, [x.detach()], dim=1), letter) for letter in LAYOUTS}
+    for letter, laid in found.items():
+        assert laid is not None
+        assert laid.label == letter + "0"
+        assert laid.kwargs == {"dim": 1}
+        for value in (laid.input, laid.args[0][0]):
+            assert value.stride() != x.stride()
+            assert torch.equal(value, x) == (letter != "x")
+        assert laid.input.is_leaf
+        assert laid.input.requires_grad
+    assert found["w"].input.storage_offset() > 0
+    assert made_laid(_sample(torch.randn(3)), "t") is None
+
+
+def test_samples_in_layouts_are_large_and_can_be_run_alone() -> None:
+    whole = {case.id: sample for group in groups(Unit("mul", "f32"), IN_LAYOUTS) for case, sample in group.members}
+    assert {case.split("|")[2][0] for case in whole} >= {"T", "W", "X"}
+    assert max(sample.input.numel() for sample in whole.values()) > 15000
+    chosen = max(whole)
+    plan = msgspec.structs.replace(STANDARD, only=(chosen,))
+    (alone,) = [member for group in groups(Unit("mul", "f32"), plan) for member in group.members]
+    assert alone[0].id == chosen
+    assert torch.equal(alone[1].input, whole[chosen].input)
+    assert alone[1].input.stride() == whole[chosen].input.stride()
+
+
+def test_gradients_in_other_layouts_may_have_the_strides_of_aot_eager() -> None:
+    """The derivative of put, as it is traced, gives a gradient in contiguous memory."""
+    (member,) = [
+        (case, sample)
+        for group in groups(Unit("put", "f32"), msgspec.structs.replace(STANDARD, only=("put|f32|w21|static|train",)))
+        for case, sample in group.members
+    ]
+    verdict = run_case(*member, ENGINE)
+    assert verdict.passed
+    assert "strides are those of aot_eager" in verdict.note
+    wrong = run_case(
+        Case.parse("sin|f32|t0|static|train"),
+        msgspec.structs.replace(_sample(_square(True)), label="t0"),
+        Engine(_changing(_Turned.apply)),
+    )
+    assert wrong.kind == "gradient strides"
 
 
 def test_pick_prefers_what_looks_different() -> None:
