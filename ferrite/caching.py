@@ -40,7 +40,6 @@ from torch._functorch import aot_autograd
 from torch._functorch._aot_autograd import graph_compile
 from torch._functorch._aot_autograd.schemas import AOTConfig
 from torch._guards import TracingContext
-from torch._library.custom_ops import OPDEFS
 from torch._logging import _internal as logging_of_torch
 from torch._logging import trace_structured
 from torch._ops import OpOverload, OpOverloadPacket
@@ -54,7 +53,16 @@ from ferrite.artifact.backward_graph import pack_graph, unpack_graph
 from ferrite.artifact.compiled import CompiledGraph
 from ferrite.artifact.direct import direct
 from ferrite.artifact.entry import Entry, Wrapping, bundle, decode, encode, moved_lines, objects_of, unbundle
-from ferrite.artifact.key import Fields, digest, fields_of, fields_of_machine, held_by, is_of_user, sources_of
+from ferrite.artifact.key import (
+    Fields,
+    digest,
+    fields_of,
+    fields_of_machine,
+    held_by,
+    is_of_user,
+    operators_of_users,
+    sources_of,
+)
 from ferrite.artifact.outline import outline_of
 from ferrite.artifact.store import GRAPHS, OBJECTS, Store, default_folder
 from ferrite.carried import GraphArtifact
@@ -406,7 +414,7 @@ def watching(lookup: Lookup, made: Mapping[str, CompiledGraph], record: Record) 
                 raise Unsupported("inputs must not overlap otherwise than now")
             said = signatures[tell].bind(*args, **kwargs).arguments
             told = {name: said.get(name) for name in _TOLD}
-            return told | {"guards": _guards_of(lookup.sizes), "operators": _operators_now()}
+            return told | {"guards": _guards_of(lookup.sizes), "operators": _operators_named_by(told["bw_module"])}
         return None
 
     def after_inference(*args: Any, **kwargs: Any) -> Any:
@@ -509,12 +517,12 @@ def _keep(
         _hand_on(name, data, objects, lookup.taker)
 
 
-def _operators_now() -> dict[str, str]:
-    """Every operator that can be read, with a digest of what it does."""
+def _operators_named_by(backward: GraphModule | None) -> dict[str, str]:
+    """The operators of users in a graph that may be compiled later, with digests of what they do now."""
     found = {}
-    for made in list(OPDEFS.values()):
-        with suppress(Unsupported, RuntimeError):  # the dispatcher's, of one that is gone
-            found[str(made._opoverload)] = identity_of_operator(made._opoverload)
+    for operator in operators_of_users(backward) if backward is not None else ():
+        with suppress(Unsupported):  # which matters if what is compiled calls it
+            found[str(operator)] = identity_of_operator(operator)
     return found
 
 

@@ -24,8 +24,8 @@ import hashlib
 import inspect
 import os
 import sys
-import time
 import types
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -39,11 +39,13 @@ from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
 from ferrite.errors import Unsupported
 from ferrite.graph.names import name_of
+from ferrite.process import TICK, start_of_interpreter
 
 BUILT_IN_OPERATORS = frozenset({"aten", "prims", "prim", "_c10d_functional", "mkldnn", "quantized"})
 _REGISTERED_BY = f"registered at {custom_ops.__file__}:"  # what `torch.library.custom_op` made, to the dispatcher
 _VERSIONED = frozenset({"torch", "ferrite"}) | sys.stdlib_module_names
 VERSIONED_PACKAGES = ("einops", "numpy", "scipy", "torchvision")  # to read their files takes up to a second
+_WEAK = (weakref.ref, weakref.ProxyType, weakref.CallableProxyType)  # what they lead to may be gone at any time
 versions: dict[str, str] = {}  # of operators, by "namespace::name", or of all in a "namespace": `register_op_version`
 
 # What a class has beside its behaviour, or in another form elsewhere: what its instances hold is written down there.
@@ -85,6 +87,8 @@ class _Description:
         self.alive: list[Any] = []  # as numbers of objects that are gone would be used again
 
     def of(self, value: Any) -> str:
+        if issubclass(type(value), _WEAK):  # a proxy whose object is gone does not even tell its class
+            raise Unsupported("what you registered holds a weak reference", why="give it a uuid() method")
         match value:
             case None | bool() | int() | float() | complex() | str() | bytes() | torch.dtype() | torch.device():
                 return f"{type(value).__name__} {value!r}"
@@ -183,7 +187,7 @@ class _Description:
         return f"operator {self.of((*declared, parts))}"
 
     def _object(self, value: Any) -> str:
-        known = name_of(value) if type(value).__hash__ is not None else None
+        known = name_of(value)
         if known is not None and (isinstance(value, HigherOrderOperator) or _is_versioned(known)):
             return f"named {known}"
         held = _held(value)
@@ -275,8 +279,8 @@ def _sources_behind(module: str) -> str:
         return f"version {version}"
     changed = _changed_since_loaded(package)
     if changed is not None:
-        title = f"what you registered reads from {changed}, whose file has changed since this process began"
-        raise Unsupported(title, why="nobody knows whether what was loaded is what stands there")
+        title = f"what you registered reads from {changed}, whose file has changed since Python was started"
+        raise Unsupported(title, why="what was loaded may not be what stands there now")
     found = _digest_of_package(package)
     if not found:
         title = f"what you registered reads from {module or 'a module'}, which has no file"
@@ -285,20 +289,14 @@ def _sources_behind(module: str) -> str:
 
 
 def _changed_since_loaded(package: str) -> str | None:
-    """The first loaded module of a package whose file is younger than this process."""
+    """The first loaded module of a package whose file may have been written after it was loaded. The time of a change
+    is looked at, as that of the contents can be set: what installs a package sets it to that of the release."""
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None) if name.partition(".")[0] == package else None
         with suppress(OSError, TypeError):
-            if file is not None and os.stat(file).st_mtime > _began():
+            if file is not None and os.stat(file).st_ctime > start_of_interpreter() + TICK:  # it loads nothing so soon
                 return name
     return None
-
-
-@functools.cache
-def _began() -> float:
-    """When this process began, in seconds of the clock of files."""
-    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-    return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))
 
 
 @functools.cache

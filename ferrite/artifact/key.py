@@ -110,6 +110,11 @@ def _graph_lines(module: GraphModule, name: str = "graph") -> Iterator[str]:
 
 def _operator_lines(module: GraphModule) -> list[str]:
     """Those of users, with digests of what they do."""
+    return [f"{operator} {identity_of_operator(operator)}" for operator in operators_of_users(module)]
+
+
+def operators_of_users(module: GraphModule) -> list[OpOverload | OpOverloadPacket]:
+    """Those that a graph and the graphs in it name, in order."""
     leaves = (
         leaf
         for _, member in family(module)
@@ -117,7 +122,7 @@ def _operator_lines(module: GraphModule) -> list[str]:
         for leaf in (node.target, *tree_leaves((node.args, node.kwargs)))
         if isinstance(leaf, (OpOverload, OpOverloadPacket)) and is_of_user(leaf)
     )
-    return [f"{operator} {identity_of_operator(operator)}" for operator in sorted(set(leaves), key=str)]
+    return sorted(set(leaves), key=str)
 
 
 def is_of_user(operator: OpOverload | OpOverloadPacket) -> bool:

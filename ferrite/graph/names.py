@@ -39,7 +39,16 @@ def name_of(thing: Any) -> str | None:
         return str(thing)
     if isinstance(thing, torch.device):
         return f"torch.device({str(thing)!r})"
-    return _function_name(thing) if callable(thing) else None
+    return _function_name(thing) if callable(thing) and _has_hash(thing) else None
+
+
+def _has_hash(thing: Any) -> bool:
+    """Classes of users may say anything; a weak reference has none once its object is gone."""
+    try:
+        hash(thing)
+    except Exception:
+        return False
+    return True
 
 
 @functools.lru_cache(maxsize=4096)

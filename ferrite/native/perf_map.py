@@ -14,10 +14,10 @@ from __future__ import annotations
 import logging
 import os
 import stat
-import time
 from collections.abc import Iterable
 
 from ferrite.native.elf import Function
+from ferrite.process import start_of_process
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ def _write(lines: bytes) -> None:
         try:
             found = os.fstat(place)
             _check(found)
-            if found.st_mtime < _start_of_process() - 1:
+            if found.st_mtime < start_of_process() - 1:
                 os.ftruncate(place, 0)
             while lines:
                 lines = lines[os.write(place, lines) :]
@@ -66,16 +66,6 @@ def _write(lines: bytes) -> None:
 def _check(found: os.stat_result) -> None:
     if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_nlink != 1:
         raise PermissionError("it is no file of this user's alone")
-
-
-def _start_of_process() -> float:
-    """By the clock of files; 0 where the system does not tell."""
-    try:
-        with open("/proc/self/stat", "rb") as file:
-            ticks = int(file.read().rpartition(b")")[2].split()[19])
-    except (OSError, ValueError, IndexError):
-        return 0.0
-    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _start_anew() -> None:

@@ -6,7 +6,9 @@ import functools
 import importlib
 import os
 import sys
+import time
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, replace
@@ -29,6 +31,8 @@ from ferrite.errors import Unsupported
 from ferrite.identity import identity_of
 from ferrite.native import target
 from ferrite.options import Options
+from ferrite.process import TICK
+from tests.behaviour.child import run_python
 from tests.cache import subject
 from tests.cache.subject import with_inner
 
@@ -400,9 +404,8 @@ def test_the_identity_of_a_module_is_that_of_its_package(tmp_path: Path, monkeyp
         (folder / "outer.py").write_text("from .inner.deep import LIMIT\ndef run(graph): return LIMIT * 0")
         (folder / "inner" / "__init__.py").write_text("")
         (folder / "inner" / "deep.py").write_text(f"LIMIT = {inner}")
-        for path in folder.rglob("*.py"):
-            os.utime(path, (0, 0))
         with monkeypatch.context() as patched:
+            patched.setattr(identity, "start_of_interpreter", time.time)
             patched.syspath_prepend(str(folder.parent))
             for name in [name for name in sys.modules if name.startswith("ferrite_test_package")]:
                 patched.delitem(sys.modules, name)
@@ -419,18 +422,61 @@ def test_the_identity_of_a_module_is_that_of_its_package(tmp_path: Path, monkeyp
 def test_a_module_that_is_edited_while_it_is_loaded_has_no_identity(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its file says what a next process will load, and not what this one has loaded."""
+    """Its file says what a next process will load, and not what this one has loaded; whatever date it is given. What
+    was written just before Python was started, as in a fresh clone, has one."""
     path = tmp_path / "ferrite_test_edited.py"
     path.write_text("def run(graph): return 0")
-    os.utime(path, (0, 0))
+    written = path.stat().st_ctime
+    monkeypatch.setattr(identity, "start_of_interpreter", lambda: written - TICK / 2)
     monkeypatch.syspath_prepend(str(tmp_path))
     module = importlib.import_module("ferrite_test_edited")
     made = made_by("Pass = lambda graph: module.run(graph)", module=module)
     identity_of(made)
-    path.write_text("def run(graph): return 1")
-    with pytest.raises(Unsupported, match="ferrite_test_edited, whose file has changed since this process began"):
+    monkeypatch.setattr(identity, "start_of_interpreter", lambda: written - TICK * 2)
+    os.utime(path, (0, 0))
+    with pytest.raises(Unsupported, match="ferrite_test_edited, whose file has changed since Python was started"):
         identity_of(made)
     del sys.modules["ferrite_test_edited"]
+
+
+FORKED = """
+import os, sys, time
+import ferrite_test_edited as module
+time.sleep(0.1)
+open(module.__file__, "a").write("# edited")
+time.sleep(0.1)
+if child := os.fork():
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+from ferrite.errors import Unsupported
+from ferrite.identity import identity_of
+from ferrite.process import start_of_interpreter, start_of_process
+assert start_of_process() - start_of_interpreter() > 0.15
+try:
+    identity_of(lambda graph: module.run(graph))
+except Unsupported as error:
+    print(error.title)
+"""
+
+
+def test_a_module_that_is_edited_before_a_process_is_forked_has_no_identity(tmp_path: Path) -> None:
+    (tmp_path / "ferrite_test_edited.py").write_text("def run(graph): return 0")
+    child = run_python(f"import sys; sys.path.append({str(tmp_path)!r})\n{FORKED}")
+    assert "ferrite_test_edited, whose file has changed" in child.output
+
+
+def test_a_weak_reference_has_no_identity() -> None:
+    """What it leads to is no part of the text, and may be gone."""
+
+    class Held:
+        pass
+
+    held = Held()
+    for weak in (weakref.ref(held), weakref.proxy(held)):
+        with pytest.raises(Unsupported, match="holds a weak reference"):
+            identity_of(lambda graph, weak=weak: weak)
+    del held
+    with pytest.raises(Unsupported, match="holds a weak reference"):
+        identity_of(lambda graph: weak)
 
 
 def test_a_module_without_a_file_has_no_identity() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -209,6 +210,20 @@ def test_an_operator_that_writes(cached: Cached) -> None:
     for factor, said in ((2.0, NEW), (2.0, HIT), (3.0, NEW)):
         writes(factor)
         assert cached(uses) == ([(1 + n) * factor + 1 for n in range(1, 5)], None, said)
+
+
+def test_operators_that_a_graph_does_not_call(cached: Cached) -> None:
+    """Whatever they hold, and whatever became of it."""
+
+    class Held:
+        pass
+
+    held = Held()
+    gone = weakref.ref(held)
+    del held
+    define(kernel=lambda x: x * (2 if gone() is None else 3), name="unused")
+    for said in (NEW, HIT):
+        assert cached(lambda x: x * 2 + 1, training=True) == (PLAIN, [2.0] * 4, said)
 
 
 # ---- tensors that graphs hold

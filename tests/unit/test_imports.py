@@ -14,6 +14,7 @@ PACKAGE = Path(__file__).parents[2] / "ferrite"
 ARROWS: dict[str, set[str]] = {
     "errors": set(),
     "collection": set(),
+    "process": set(),
     "decisions": set(),
     "step_cost": set(),
     "options": {"errors"},
@@ -23,12 +24,12 @@ ARROWS: dict[str, set[str]] = {
     "host": {"decisions", "errors", "syntax", "loops"},
     "lower": {"decisions", "errors", "syntax", "graph", "host", "loops"},
     "schedule": {"decisions", "errors", "syntax", "host", "loops", "step_cost"},
-    "native": {"decisions", "errors", "loops", "schedule"},
+    "native": {"decisions", "errors", "loops", "process", "schedule"},
     "artifact": {"decisions", "errors", "graph", "host", "identity", "loops", "native", "syntax"},
     "report": {"artifact", "decisions", "errors", "graph", "options", "step_cost"},
     "registry": {"extension"},  # for the type of what it holds
     "failure": set(),
-    "identity": {"errors", "graph"},
+    "identity": {"errors", "graph", "process"},
     "extension": {"errors", "graph", "identity", "registry"},
     "passes": {"errors", "graph", "options", "report"},
     "numeric_check": {"decisions", "errors", "graph", "options", "passes", "report"},
