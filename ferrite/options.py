@@ -348,7 +348,8 @@ def check_folders(options: Options) -> None:
             raise RuntimeError(f"Ferrite option {name!r} expects a folder that can be made, given {folder!r}: {why}")
 
 
-# What an error of the system says of a path itself. A disk that is full or broken is answered by whoever writes to it.
+# What an error of the system says of a path itself. A disk that is full, read-only or broken is answered by whoever
+# writes to it: the same program may run on another one.
 _OF_THE_PATH = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL})
 
 
@@ -359,7 +360,8 @@ def _why_impossible(folder: str, mode: int) -> str:
         return str(error)
     except OSError as error:
         there = next(path for path in (Path(folder).absolute(), *Path(folder).absolute().parents) if path.exists())
-        if error.errno in _OF_THE_PATH or not os.access(there, os.W_OK | os.X_OK):
+        may_write = error.errno == errno.EROFS or os.access(there, os.W_OK | os.X_OK)
+        if error.errno in _OF_THE_PATH or not may_write:
             return f"{there}: {os.strerror(error.errno or 0)}"
     return ""
 
