@@ -75,7 +75,7 @@ class _Wanted:
 
     def __init__(self, entry: Input) -> None:
         self.entry = entry
-        self.is_number = entry.type.startswith("Sym(")
+        self.is_number = entry.is_number
         self.number: Index | None = None
         self.dtype: torch.dtype | None = None
         self.sizes: Shape = ()
@@ -184,7 +184,7 @@ def keepers_of(program: HostProgram, read: Collection[str], in_place: Written) -
     seen = _seen_by_others(program, in_place)
     found = {}
     for entry in program.inputs:
-        if not entry.type.startswith("Sym("):
+        if not entry.is_number:
             dtype = split_type(entry.type)[0] if entry.name in read else None
             may_copy = entry.saved or entry.donated or entry.name not in seen
             found[entry.name] = Keeper(program.name, entry.name, entry.type, dtype, may_copy)

@@ -113,7 +113,7 @@ class Values:
 
 def infer(program: HostProgram, constants: Mapping[str, Any]) -> Values:
     """Raises `Unsupported` for a program that has other values than plain tensors and whole numbers."""
-    changing = bool(program.functions) or any(entry.type.startswith("Sym(") for entry in program.inputs)
+    changing = bool(program.functions) or any(entry.is_number for entry in program.inputs)
     values = Values(changing)
     walk: _Known | _Changing = _Changing(values) if changing else _Known(values)
     walk.inputs(program)
@@ -173,7 +173,8 @@ class _Known:
 
     def inputs(self, program: HostProgram) -> None:
         for entry in program.inputs:
-            self.values.tensors[entry.name] = self._value(read_type(entry.type), entry.name, 0)
+            if not entry.is_nested_int:
+                self.values.tensors[entry.name] = self._value(read_type(entry.type), entry.name, 0)
 
     def constant(self, name: str, tensor: torch.Tensor) -> None:
         self.values.tensors[name] = self._value(tensor.to("meta"), name, 0)
@@ -279,13 +280,13 @@ class _Changing:
                 source, index = step.args
                 self.parts[source.name] = max(self.parts.get(source.name, 0), index + 1)
         for entry in program.inputs:
-            if entry.type.startswith("Sym("):
+            if entry.is_number:
                 expression = read_size(entry.type.removeprefix("Sym(").removesuffix(")"))
                 values.numbers[entry.name] = values.given[entry.name] = expression
                 if expression is symbol(str(expression), None):
                     bound.add(expression)
         for entry in program.inputs:
-            if entry.name not in values.given:
+            if entry.name not in values.given and not entry.is_nested_int:
                 dtype, sizes, strides = split_type(entry.type)
                 extents = tuple(map(read_size, sizes))
                 steps = contiguous(extents) if strides is None else tuple(map(read_size, strides))
@@ -571,7 +572,7 @@ def _may_share(op: OpOverload) -> bool:
 def _given_by(function: HostProgram) -> tuple[str, ...]:
     """For each value that a function gives, "tensor", "number" or "nothing". Raises `Unsupported` if it is none of them
     for sure."""
-    known = {entry.name: "number" if entry.type.startswith("Sym(") else "tensor" for entry in function.inputs}
+    known = {entry.name: "number" if entry.is_number else "tensor" for entry in function.inputs}
     given: tuple[Any, ...] = ()
     for step in function.steps:
         match step:

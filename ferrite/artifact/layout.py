@@ -76,7 +76,7 @@ def layout_of(values: Values, plan: Plan) -> Layout | None:
 def values_in(layout: Layout, program: HostProgram, constants: Mapping[str, Any]) -> Values:
     """In the order in which `infer` finds them. Raises `ValueError` if they cannot be those of the program."""
     values = Values(views=set(layout.views), escaped=set(layout.escaped))
-    names = [*(entry.name for entry in program.inputs), *constants]
+    names = [*(entry.name for entry in program.inputs if not entry.is_nested_int), *constants]
     try:
         for name in names:
             values.tensors[name] = _value(layout.tensors[name])

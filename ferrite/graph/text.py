@@ -35,7 +35,8 @@ _LONG_DTYPES = {short: dtype for dtype, short in SHORT_DTYPES.items()}
 
 
 def show_type(value: Any) -> str:
-    """`f32[8, 4]`, `f32` for a tensor without dimensions, `Sym(s0)`, or the Python type of anything else."""
+    """`f32[8, 4]`, `f32` for a tensor without dimensions, `Sym(s0)`, `NestedInt(s0)` for the ragged size of a jagged
+    tensor, which is no number in a call, or the Python type of anything else."""
     if isinstance(value, torch.Tensor):
         dtype = SHORT_DTYPES.get(value.dtype, str(value.dtype).removeprefix("torch."))
         text = f"{dtype}[{', '.join(str(extent) for extent in value.shape)}]" if value.dim() else dtype
@@ -44,7 +45,7 @@ def show_type(value: Any) -> str:
         strides = tuple(str(stride) for stride in value.stride())
         return text if strides == _contiguous(value) else f"{text}.stride({', '.join(strides)})"
     if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-        return f"Sym({value})"
+        return f"{'NestedInt' if value.node.is_nested_int() else 'Sym'}({value})"
     if isinstance(value, (tuple, list)):
         return f"[{', '.join(show_type(item) for item in value)}]"
     return "None" if value is None else type(value).__name__

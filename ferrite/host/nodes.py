@@ -26,6 +26,7 @@ class Input:
 
     text:   x: f32[8, 4]        w: static(f32[4, 2])        y: saved(f32[8, 4])        z: donated(f32[8, 4])
             u: saved(part(f32[8], u, 128))                  v: saved(part(f32[8], u, 128))
+            s0: Sym(s0)                                     s1: NestedInt(s1)
     """
 
     name: str
@@ -34,6 +35,15 @@ class Input:
     donated: bool = False  # dead after this program: its memory may be written
     saved: bool = False  # nobody else has it, unless the caller calls again: its memory goes where it is freed
     part: tuple[str, int] | None = None  # of memory of that many bytes, which goes with all inputs that name it so
+
+    @property
+    def is_number(self) -> bool:
+        return self.type.startswith("Sym(")
+
+    @property
+    def is_nested_int(self) -> bool:
+        """The ragged size of a jagged tensor. It is no number, and only Python can compute with it."""
+        return self.type.startswith("NestedInt(")
 
 
 @dataclass(frozen=True)

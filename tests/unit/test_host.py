@@ -27,7 +27,7 @@ from ferrite.syntax import Named, Ref, refs
 
 FACTS = Facts(0, "inference", (), (), ("cpu",), {}, 0.0, "oracle", "python")
 TARGETS = ["aten.add.Tensor", "operator.getitem", "higher_order.cond", "torch.sym_max", "my_ops.thing.default"]
-TYPES = ["f32[2, s0]", "f32[3, 4].stride(1, 3)", "i64", "Sym(2*s0 + 1)", "None", "Generator"]
+TYPES = ["f32[2, s0]", "f32[3, 4].stride(1, 3)", "i64", "Sym(2*s0 + 1)", "NestedInt(s0)", "None", "Generator"]
 
 
 @st.composite
