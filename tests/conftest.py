@@ -9,6 +9,8 @@ import pytest
 import torch
 import torch._dynamo
 
+from ferrite.artifact import native_host
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--bless", action="store_true", help="rewrite the lower half of golden files with what came out")
@@ -16,6 +18,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(1)  # test processes run side by side
+    native_host.SETTLES_ALL = True  # what native code calls leaves no Python error behind
     # pytest's log capture would otherwise receive, and so pay for, every structured trace of every compile.
     logging.getLogger("torch.__trace").propagate = False
 

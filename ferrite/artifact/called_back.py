@@ -178,6 +178,20 @@ class Launched:
 
 
 @dataclass(frozen=True)
+class Settle:
+    """Called with an error that a call left behind although it worked: raised now, it is not taken for that of
+    something else later."""
+
+    function: str
+    program: str
+    step: str
+
+    def __call__(self, error: BaseException) -> None:
+        title = f"{self.function} worked in {self.program}, and left a Python error behind: {error!r}"
+        raise SystemError(f"{title} (in {self.step})" if self.step else title) from error
+
+
+@dataclass(frozen=True)
 class Raiser:
     """Called with the address of a frame whose program failed: raises what eager would. What it knows stands by places
     in the code: launches, calls that can be done again in Python, words to give back, divisions, sizes, values whose

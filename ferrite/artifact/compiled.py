@@ -183,7 +183,9 @@ class CompiledGraph:
             if self.facts.device_types != ("cpu",):
                 raise Unsupported("tensors that are not on the CPU")
             functions = self._in_python(kernels, self.code) if self.program.functions else {}
-            made = assemble(self.program, self.constants, kernels, functions, self.layout)
+            made = assemble(
+                self.program, self.constants, kernels, functions, self.layout, settles=self.folder != PLACELESS
+            )
         except Unsupported as error:
             self.why_python = str(error)
             return None

@@ -28,7 +28,7 @@ def host_machine() -> Any:
     torch_library, _ = libraries()
     of_python = ("PyEval_RestoreThread", "PyEval_SaveThread", "PyLong_FromLongLong", "PyObject_CallOneArg",
                  "PyErr_Occurred", "PyErr_NoMemory", "Py_DecRef", "PyList_GetItem", "PyList_Size",
-                 "PyLong_AsLongLong", "PyType_IsSubtype")  # fmt: skip
+                 "PyErr_Fetch", "PyErr_NormalizeException", "PyLong_AsLongLong", "PyType_IsSubtype")  # fmt: skip
     of_torch = (machine.GET_THREADS, "aoti_torch_new_tensor_handle", "aoti_torch_is_defined",
                 "aoti_torch_delete_tensor_object", "torch_new_stable_ivalue", "torch_new_list_reserve_size",
                 "torch_list_push_back", "aoti_torch_call_dispatcher", "aoti_torch_get_data_ptr")  # fmt: skip

@@ -29,7 +29,7 @@ from typing import Any
 
 from torch._ops import OpOverload
 
-from ferrite.artifact.called_back import BEHIND_HEADER, Argument, Buffer, Launched, Made, PythonCall, Raiser
+from ferrite.artifact.called_back import BEHIND_HEADER, Argument, Buffer, Launched, Made, PythonCall, Raiser, Settle
 from ferrite.artifact.check_inputs import Keeper, keepers_of
 from ferrite.artifact.dispatch import (
     CPU,
@@ -57,6 +57,7 @@ from ferrite.graph.names import resolve
 from ferrite.host.memory import in_lines
 from ferrite.host.nodes import HOLD, Call, Free, HostProgram, Launch, Return, place_of_step
 from ferrite.host.ranges import range_of
+from ferrite.host.text import show_step
 from ferrite.loops.index import (
     ZERO,
     Atom,
@@ -80,6 +81,8 @@ _PRODUCTS: dict[str, tuple[str, tuple[tuple[str, float], ...]]] = {
     "aten.addmm.default": ("aoti_torch_cpu_addmm_out", (("beta", 1.0), ("alpha", 1.0))),
     "aten.baddbmm.default": ("aoti_torch_cpu_baddbmm_out", (("beta", 1.0), ("alpha", 1.0))),
 }
+
+SETTLES_ALL = False  # `assemble` says what it switches on; tests do
 
 
 @dataclass(frozen=True)
@@ -105,13 +108,15 @@ def assemble(
     layout: Layout | None = None,
     *,
     ranges: bool = False,
+    settles: bool = False,
     passed: dict[str, ctypes.c_int64] | None = None,
 ) -> Assembled:
     """`functions`: those that operators call; `layout` and `passed`: if the program was assembled before; `ranges`:
-    whether steps are marked for a profiler. Raises `Unsupported` if a step has no door, `ValueError` if the layout is
+    whether steps are marked for a profiler; `settles`: whether each call is followed by a check that it left no Python
+    error behind (always, if `SETTLES_ALL`). Raises `Unsupported` if a step has no door, `ValueError` if the layout is
     that of another program."""
     passed = {} if passed is None else passed
-    assembler = _Assembler(program, constants, kernels, functions or {}, layout, ranges, passed)
+    assembler = _Assembler(program, constants, kernels, functions or {}, layout, ranges, settles, passed)
     function = assembler.function()
     if assembler.plan.outside is None:
         return Assembled(function, assembler.alive, None, None, None, passed, assembler.plan.need)
@@ -128,9 +133,13 @@ class _Assembler:
         functions: Mapping[str, Callable[..., Any]],
         layout: Layout | None,
         ranges: bool,
+        settles: bool,
         passed: dict[str, ctypes.c_int64],
     ) -> None:
         self.layout = layout
+        self.settles = settles or SETTLES_ALL
+        self.settled: dict[Settle, Settle] = {}
+        self.step = ""  # the one whose instructions are written
         self.passed = passed
         self.ranges = ranges
         self.program = program
@@ -210,6 +219,7 @@ class _Assembler:
             if label is not None:
                 no = self.constant(0)
                 self.call("aoti_record_function_start", self._text(label), no, no, no, _address(self.range))
+            self.step = show_step(step) if self.settles else ""
             with within(place_of_step, step):
                 match step:
                     case Call():
@@ -550,6 +560,7 @@ class _Assembler:
 
     def _write_cleaner(self, result: int) -> None:
         """Python's lock, then the error, while all that it speaks of is there; then everything goes back."""
+        self.settles = False  # an error is what brings us here
         if self.ranges:
             self._end_range()
         self.call("ferrite_resume", _address(machine.THREAD))
@@ -732,6 +743,16 @@ class _Assembler:
         checked: bool = False,
     ) -> None:  # fmt: skip
         """`operands`: slots whose content is passed, or `_address` of one."""
+        self._write_words(function, operands, result, floats, checked)
+        if self.settles:
+            told = Settle(str(function), self.program.name, self.step)
+            settle = self.settled.setdefault(told, told)
+            self.alive.append(settle)
+            self._write_words("ferrite_settle", (_address(machine.THREAD), self.constant(id(settle))), None, (), True)
+
+    def _write_words(
+        self, function: str | int, operands: Sequence[int], result: int | None, floats: Sequence[int], checked: bool
+    ) -> None:
         assert len(operands) <= machine.MOST_INTEGERS
         address = function if isinstance(function, int) else addresses()[function]
         words = [2 * operand + (type(operand) is _address) for operand in operands]

@@ -24,6 +24,8 @@ registers and stack places of their own, and the caller clears the stack.
     ferrite_resume(thread)                 takes Python's lock again if the slot says that it was released
     ferrite_python(thread, object, frame)  calls a Python object with the address of the frame; fails if it raises
     ferrite_raise(object, frame)           the same, to find words for a failure, unless it has an exception already
+    ferrite_settle(thread, object)         fails if a Python error is set, which the object then tells of: behind every
+                                           call of a program that is checked, as what works leaves none
     ferrite_count(list, count)             fails if a list has another length
     ferrite_number(list, index, to)        a whole number of the list; fails if it is none
     ferrite_argument(list, index, shape, rank, kind, to, object, frame)
@@ -79,7 +81,7 @@ EXPORTS = (
     "ferrite_raise", "ferrite_hold", "ferrite_list", "ferrite_some", "ferrite_given", "ferrite_threads",
     "ferrite_alone", "ferrite_kept", "ferrite_call_into", "ferrite_allocate", "ferrite_deleter",
     "ferrite_ask_allocator", "ferrite_allocator", "ferrite_lender", "ferrite_count", "ferrite_number",
-    "ferrite_argument", "ferrite_pointer", "ferrite_types", "ferrite_keys",
+    "ferrite_argument", "ferrite_pointer", "ferrite_types", "ferrite_keys", "ferrite_settle",
 )  # fmt: skip
 
 
@@ -188,6 +190,8 @@ declare ptr @PyLong_FromLongLong(i64)
 declare ptr @PyObject_CallOneArg(ptr, ptr)
 declare ptr @PyErr_Occurred()
 declare ptr @PyErr_NoMemory()
+declare void @PyErr_Fetch(ptr, ptr, ptr)
+declare void @PyErr_NormalizeException(ptr, ptr, ptr)
 declare ptr @PyList_GetItem(ptr, i64)
 declare i64 @PyList_Size(ptr)
 declare i64 @PyLong_AsLongLong(ptr)
@@ -517,6 +521,36 @@ good:
   store ptr %thread, ptr %slot, align 8
   ret i32 0
 bad:
+  ret i32 1
+}
+define i32 @ferrite_settle(ptr %slot, ptr %object) {
+  %released = load ptr, ptr %slot, align 8
+  %locked = call i64 @ferrite_resume(ptr %slot)
+  %exception = call ptr @PyErr_Occurred()
+  %is_settled = icmp eq ptr %exception, null
+  br i1 %is_settled, label %good, label %bad
+good:
+  %had_lock = icmp eq ptr %released, null
+  br i1 %had_lock, label %end, label %release
+release:
+  %thread = call ptr @PyEval_SaveThread()
+  store ptr %thread, ptr %slot, align 8
+  br label %end
+end:
+  ret i32 0
+bad:
+  %type = alloca ptr, align 8
+  %error = alloca ptr, align 8
+  %trace = alloca ptr, align 8
+  call void @PyErr_Fetch(ptr %type, ptr %error, ptr %trace)
+  call void @PyErr_NormalizeException(ptr %type, ptr %error, ptr %trace)
+  %left = load ptr, ptr %error, align 8
+  %given = call ptr @PyObject_CallOneArg(ptr %object, ptr %left)
+  %left_type = load ptr, ptr %type, align 8
+  %left_trace = load ptr, ptr %trace, align 8
+  call void @Py_DecRef(ptr %left_type)
+  call void @Py_DecRef(ptr %left)
+  call void @Py_DecRef(ptr %left_trace)
   ret i32 1
 }
 define i64 @ferrite_raise(ptr %object, ptr %frame) {
