@@ -16,7 +16,7 @@ from rich.table import Table
 from . import known as known_failures
 from .modules import MODULES
 from .results import Result
-from .run import NEEDED, RESULTS, Run
+from .run import KEEP, NEEDED, RESULTS, Run
 from .source import VARIABLE, default_folder, fetch, find, named, root_below
 
 
@@ -72,6 +72,9 @@ def parse_arguments(words: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--alone", action="store_true", help="each test in a process of its own")
     parser.add_argument("--fresh", action="store_true", help="measure again which tests are eligible")
+    parser.add_argument(
+        "--keep", choices=KEEP, default="none", help="results of the run before that stand; other tests are run"
+    )
     parser.add_argument("--details", action="store_true", help="what each failing test said, in full")
     parser.add_argument("--markdown", action="store_true", help="the table as docs/conformance.md has it")
     return parser.parse_args(words)
@@ -143,7 +146,7 @@ def main(words: list[str] | None = None) -> int:
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         raise SystemExit(f"PyTorch's tests need {', '.join(missing)}: pip install -e '.[outside]'")
-    run = Run(find(folder), arguments.seconds, arguments.alone)
+    run = Run(find(folder), arguments.seconds, arguments.alone, arguments.keep)
     entries = known_failures.load()
     scores = []
     with ThreadPoolExecutor(arguments.jobs) as pool:

@@ -24,7 +24,7 @@ from typing import Any
 
 import msgspec
 
-from .results import Result
+from .results import Result, read
 from .swap import Seen, Table, counts_graphs, load, tests_of
 
 _MOST_TEXT = 3000
@@ -140,7 +140,7 @@ def main() -> None:
     parser.add_argument("root", type=Path)
     parser.add_argument("module")
     parser.add_argument("backend")
-    parser.add_argument("out", type=Path, help="gets a line for each test")
+    parser.add_argument("out", type=Path, help="gets a line for each test that it has none for")
     parser.add_argument("--only", type=Path, metavar="FILE", help="names of tests, one a line")
     parser.add_argument("--seconds", type=float, default=60.0, help="that a test may work")
     parser.add_argument("--alone", action="store_true", help="each test in a process of its own")
@@ -149,7 +149,8 @@ def main() -> None:
 
     seen = Seen()
     table = tests_of(load(given.root, given.module, given.backend, seen))
-    wanted = set(given.only.read_text().split()) if given.only else table.keys()
+    wanted = set(given.only.read_text().split()) if given.only else set(table)
+    wanted -= read(given.out).keys()
     log = given.out.with_suffix(".trouble")
     with open(given.out, "ab") as out:
 

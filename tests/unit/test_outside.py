@@ -71,6 +71,26 @@ def test_a_module_is_run_to_its_end(source: Path) -> None:
     assert not results[eligible[0]].warnings
 
 
+def test_a_run_that_was_cut_off_is_carried_on(source: Path) -> None:
+    module, names = "dynamo/test_small", ["Tests.test_compiles", "Tests.test_fails"]
+
+    def seconds(keep: str) -> dict[str, float]:
+        results = Run(source, seconds=10.0, keep=keep).with_backend(module, "ferrite", names)
+        return {name: result.seconds for name, result in results.items()}
+
+    place = run.RESULTS / "ferrite" / "dynamo.test_small.jsonl"
+    place.parent.mkdir(parents=True)
+    passed, failed = (Result(name, status, 1234.0) for name, status in zip(names, ("pass", "fail"), strict=True))
+    write(place.with_suffix(".part"), [passed])
+    first = seconds("all")
+    assert first[names[0]] == 1234.0 > first[names[1]]
+    assert seconds("all") == first
+    write(place, [passed, failed])
+    second = seconds("passed")
+    assert second[names[0]] == 1234.0 > second[names[1]]
+    assert 1234.0 not in seconds("none").values()
+
+
 def test_a_module_that_cannot_be_loaded_is_trouble(source: Path) -> None:
     with pytest.raises(RuntimeError, match="dynamo/test_nothing with aot_eager"):
         Run(source, seconds=10.0).base("dynamo/test_nothing", fresh=False)
