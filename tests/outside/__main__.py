@@ -132,9 +132,21 @@ def show(scores: list[Score], console: Console, details: bool) -> None:
 
 
 def show_markdown(scores: list[Score], console: Console) -> None:
+    """The table, and below it why the known tests do not pass, a line for each reason of a module."""
+
+    def write(line: str) -> None:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
     rows = [HEADINGS, ("---",) + ("---:",) * (len(HEADINGS) - 1), *(_row([one], f"`{one.module}`") for one in scores)]
     for row in (*rows, _row(scores, "all")):
-        console.print(f"| {' | '.join(row)} |", markup=False, highlight=False, soft_wrap=True)
+        write(f"| {' | '.join(row)} |")
+    write("")
+    for one in scores:
+        tests: dict[str, list[str]] = {}
+        for result in one.explained:
+            tests.setdefault(one.known[result.test], []).append(result.test.partition(".")[2])
+        for reason, names in tests.items():
+            write(f"- `{one.module}`, {', '.join(f'`{name}`' for name in names)}: {reason}")
 
 
 def main(words: list[str] | None = None) -> int:

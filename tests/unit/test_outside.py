@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from tests.outside import known, run
-from tests.outside.__main__ import Score, choose
+from tests.outside.__main__ import Score, choose, show_markdown
 from tests.outside.results import Result, read, write
 from tests.outside.run import Run
 from tests.outside.source import find
@@ -107,6 +109,17 @@ def test_a_score_is_clean_without_failures_and_without_reasons_for_what_passes()
     assert not clean(passed, one="a convention")
     assert not clean(failed)
     assert clean(failed, two="a convention")
+
+
+def test_the_markdown_names_what_is_known_once_for_each_reason() -> None:
+    results = {name: Result(name, status, graphs=1) for name, status in
+               (("T.test_one", "fail"), ("T.test_two", "hang"), ("T.test_three", "pass"))}  # fmt: skip
+    scores = [Score("dynamo/test_m", 7, 3, results, {"T.test_one": "It reads names.", "T.test_two": "It reads names."})]
+    console = Console(record=True, file=io.StringIO())
+    show_markdown(scores, console)
+    lines = console.export_text().splitlines()
+    assert "| `dynamo/test_m` | 7 | 3 | 3 | 1 | 2 | 0 | 0 |" in lines
+    assert lines[-1] == "- `dynamo/test_m`, `test_one`, `test_two`: It reads names."
 
 
 def test_lines_that_were_cut_short_are_left_out(tmp_path: Path) -> None:
