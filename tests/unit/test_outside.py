@@ -18,7 +18,7 @@ MODULE = """
 import os, unittest
 import torch
 from functools import partial
-from torch._dynamo.testing import CompileCounter
+from torch._dynamo.testing import CompileCounter, CompileCounterWithBackend
 from torch._inductor.utils import a_name_that_is_gone
 
 class Tests(unittest.TestCase):
@@ -31,6 +31,11 @@ class Tests(unittest.TestCase):
 
     def test_counts(self):
         torch.compile(lambda x: x + 1, backend=CompileCounter())(torch.ones(2))
+
+    def test_counts_and_compiles(self):
+        counter = CompileCounterWithBackend("inductor")
+        self.assertEqual(torch.compile(lambda x: x + 1, backend=counter)(torch.ones(2)).tolist(), [2.0, 2.0])
+        self.assertEqual(counter.frame_count, 1)
 
     def test_fails(self):
         torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
@@ -62,15 +67,15 @@ def test_a_module_is_run_to_its_end(source: Path) -> None:
     base = runs.base("dynamo/test_small", fresh=False)
     said = {name.removeprefix("Tests.test_"): result.status for name, result in base.items()}
     assert said == {
-        "compiles": "pass", "eager_only": "pass", "counts": "apart", "fails": "fail", "crashes": "crash",
-        "hangs": "hang", "ends_the_process": "fail",
+        "compiles": "pass", "eager_only": "pass", "counts": "apart", "counts_and_compiles": "pass", "fails": "fail",
+        "crashes": "crash", "hangs": "hang", "ends_the_process": "fail",
     }  # fmt: skip
     assert "Abort" in base["Tests.test_crashes"].message
     eligible = [name for name, result in base.items() if result.is_eligible]
-    assert eligible == ["Tests.test_compiles"]
+    assert eligible == ["Tests.test_compiles", "Tests.test_counts_and_compiles"]
     results = runs.with_backend("dynamo/test_small", "ferrite", eligible)
-    assert [(result.test, result.status, result.graphs) for result in results.values()] == [(eligible[0], "pass", 1)]
-    assert not results[eligible[0]].warnings
+    assert [(one.test, one.status, one.graphs) for one in results.values()] == [(name, "pass", 1) for name in eligible]
+    assert not any(one.warnings for one in results.values())
 
 
 def test_a_run_that_was_cut_off_is_carried_on(source: Path) -> None:
