@@ -26,6 +26,9 @@ BACKENDS = ("eager", "eager_noexcept", "aot_eager", "aot_eager_default_partition
 COUNTERS = ("CompileCounter", "EagerAndRecordGraphs", "AotEagerAndRecordGraphs", "InductorAndRecordGraphs")
 READ_CODE = ("run_and_get_code", "run_and_get_cpp_code", "run_and_get_triton_code", "run_fw_bw_and_get_code",
              "get_triton_code", "run_and_get_kernels")  # fmt: skip
+# Modules with tests for the CPU only, which are skipped where the device is GPU_TYPE.
+TELL_DEVICES_APART = ("inductor/test_inductor_freezing", "inductor/test_torchinductor",
+                      "inductor/test_torchinductor_dynamic_shapes")  # fmt: skip
 _MOST_MISSING_NAMES = 60
 
 Table = dict[str, tuple[type[unittest.TestCase], str]]
@@ -52,7 +55,9 @@ def load(root: Path, name: str, backend: str, seen: Seen) -> ModuleType:
         import ferrite  # noqa: F401
     from torch.testing._internal import inductor_utils
 
-    inductor_utils.HAS_CPU, inductor_utils.GPU_TYPE = True, "cpu"  # what asks for a GPU unchecked runs on the CPU
+    inductor_utils.HAS_CPU = True
+    if name not in TELL_DEVICES_APART:
+        inductor_utils.GPU_TYPE = "cpu"  # what asks for a GPU unchecked runs on the CPU
     _replace_backends(backend, seen)
     _watch_counters(seen)
     _watch_readers_of_code(seen)

@@ -52,6 +52,16 @@ class Tests(unittest.TestCase):
         raise SystemExit(0)
 """
 
+CPU_ONLY = """
+import unittest
+from torch.testing._internal.inductor_utils import GPU_TYPE
+
+class Tests(unittest.TestCase):
+    def test_small(self):
+        if "cpu" == GPU_TYPE:
+            self.skipTest("of the CPU only")
+"""
+
 
 @pytest.fixture
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -96,6 +106,14 @@ def test_a_run_that_was_cut_off_is_carried_on(source: Path) -> None:
     second = seconds("passed")
     assert second[names[0]] == 1234.0 > second[names[1]]
     assert 1234.0 not in seconds("none").values()
+
+
+def test_tests_of_the_cpu_only_are_run(source: Path) -> None:
+    folder = source / "test" / "inductor"
+    folder.mkdir()
+    (folder / "test_torchinductor.py").write_text(CPU_ONLY)
+    base = Run(source, seconds=10.0).base("inductor/test_torchinductor", fresh=False)
+    assert base["Tests.test_small"].status == "pass"
 
 
 def test_a_module_that_cannot_be_loaded_is_trouble(source: Path) -> None:
