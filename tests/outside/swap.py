@@ -110,6 +110,7 @@ def _replace_backends(backend: str, seen: Seen) -> None:
         seen.graphs += 1
         return inner(module, list(inputs))
 
+    replaced._tags = ()  # type: ignore[attr-defined]  # as the registry gives every backend
     if hasattr(inner, "reset"):
         replaced.reset = inner.reset  # type: ignore[attr-defined]
     for name in BACKENDS:
