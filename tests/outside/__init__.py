@@ -8,6 +8,7 @@
     known.py     the tests that do not pass, and why: `known.json`
 
 A test is asked of Ferrite if it is *eligible*: with `aot_eager`, which compiles nothing, it passes, at least one graph
-went through the replaced backend, and the test counts no graphs and reads no generated code. So the tests that fail
-because torch is a newer one, and those about Inductor itself, are left out by measurement and not by hand.
+went through the replaced backend, and the test neither counts graphs without compiling them nor reads generated code.
+So the tests that fail because torch is a newer one, and those about Inductor itself, are left out by measurement and
+not by hand.
 """
