@@ -9,6 +9,7 @@ MODULES = (
     "dynamo/test_compile",
     "dynamo/test_ctx_manager",
     "dynamo/test_decorators",
+    "dynamo/test_dynamic_shapes",
     "dynamo/test_exceptions",
     "dynamo/test_export_mutations",
     "dynamo/test_functions",
