@@ -30,6 +30,7 @@ from ferrite.collection import without_collection
 from ferrite.errors import Unsupported, UserFault, take_place, unknown
 from ferrite.failure import FerriteError
 from ferrite.graph.decompose import decomposition_table
+from ferrite.graph.eager_strides import promised_as_in_eager
 from ferrite.graph.query import family
 from ferrite.graph.snapshot import restore, take
 from ferrite.graph.strides import current_strides
@@ -73,6 +74,7 @@ class Compilation:
             # PyTorch's own cache knows results of its own kind only.
             torch._functorch.config.patch(unlift_effect_tokens=True, force_autograd_cache=False),
             kept_whole() if use_rows else nullcontext(),
+            promised_as_in_eager(),
             caching.watching(lookup, self.made, self.record),
         ):
             function = run_aot(module, inputs)
@@ -127,6 +129,7 @@ class Compilation:
             quiet.enter_context(_disable_current_modes())
             quiet.enter_context(preserve_rng_state())
             quiet.enter_context(without_collection())
+            quiet.enter_context(promised_as_in_eager())
             if phase == "inference":
                 pipeline.edit_joint(module, options, record)
             trace.graph(f"ferrite graph {graph_id} {phase} before post_grad", module, trace.post_grad_log)

@@ -24,7 +24,6 @@ from ferrite.graph.aten_forms import is_aten
 from ferrite.graph.check import check_graph
 from ferrite.graph.decompose import decomposition_table
 from ferrite.graph.describe import device_types, mutated_inputs, output_strides, shared_memory
-from ferrite.graph.eager_strides import correct_strides
 from ferrite.graph.joint import JOINT
 from ferrite.graph.ledger import keep_ledger
 from ferrite.graph.order import sort_nodes
@@ -209,11 +208,8 @@ def rewrite_kernel(kernel: Program, options: Options, record: GraphRecord) -> Pr
 
 
 def edit_post_grad(module: GraphModule, inputs: Inputs, options: Options, record: GraphRecord) -> None:
-    """Passes over a graph after autograd, with the strides that the user sees noted before and restored after. Where
-    ops are lowered, the strides of the trace are what is made, so they must be eager's; but inputs lie as they are
-    given."""
-    if options.executor != "eager":
-        correct_strides(module)
+    """Passes over a graph after autograd, with the strides that the user sees noted before and restored after. Inputs
+    lie as they are given."""
     note_output_strides(module.graph, keep=options.keep_output_stride)
     prepare = PREPARE if options.runtime_asserts else tuple(run for run in PREPARE if run is not emit_deferred_asserts)
     edit(module, "post_grad", prepare, options, record)

@@ -1,97 +1,228 @@
-"""Strides of pointwise results in dimensions of size one, as eager gives them.
+"""Strides of results as eager's CPU kernels give them, promised while a graph is traced.
 
-Tracing promises strides by rules of its own. Where a dimension has one element its stride means nothing, and there the
-promise may differ from eager: x of sizes (6, 1) and strides (1, 6) plus a number has strides (1, 6) in eager and (1, 1)
-in the trace. Users see strides, and code that runs on them (`.stride()`, `.view`) too, so before anything reads the
-promises they are corrected. Only sizes that are known are looked at.
+Users see strides, and so does code that runs on them (`.stride()`, `.view`). Tracing promises strides by rules of its
+own, made for other devices and for symbols, and in places they are not those of the kernels: x of sizes (6, 1) and
+strides (1, 6) plus a number has strides (1, 6) in eager and (1, 1) in the trace. `promised_as_in_eager` corrects every
+promise as it is made, so that whatever is derived from one (views, layouts of gradients, what is saved) is right too.
 
-What eager does, found by running it: if all operands have the result's sizes, and all are contiguous, or all are
-channels-last, so is the result; or all are dense with the same strides, then the result has them too. Otherwise
-dimensions are sorted by the strides of the first operand that tells two of them apart, and the result is dense in that
-order. A number counts as an operand without dimensions wherever an op takes a tensor.
-
-Besides, what has no dimension is expanded with strides of 0 only, by which sizes of one are traced with a stride of 1;
-and what starts as a copy of an operand (a clone, `index_put`) has the very strides of it, if that is dense.
+`RULES` is the one place for differences: for each op whose promise may be wrong, how each of its results lies. What a
+rule says was found by running the kernels; `python -m tests.strides` compares. The rules look at sizes and strides of
+operands. A size that is a symbol counts as what it was when the graph was traced; where that is unknown, the promise of
+the trace stands.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, TypeAlias
 
 import torch
 from torch._ops import OpOverload
-from torch.fx import GraphModule, Node
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from ferrite.graph.values import evaluate, fake_mode_of
-
-Extents: TypeAlias = "tuple[int, ...]"
+Extents: TypeAlias = "tuple[Any, ...]"  # of integers, or symbols
 Operand: TypeAlias = "tuple[Extents, Extents]"  # sizes and strides
+
+# ---- how a kernel lays out a result: a function of the op, its arguments and the sizes of the result
+
+
+class Call:
+    """A call whose results are looked at."""
+
+    def __init__(self, op: OpOverload, args: Sequence[Any], kwargs: Any) -> None:
+        self.op, self.args, self.kwargs = op, args, kwargs
+
+    def given(self, name: str) -> Any:
+        """An argument by its name; what the schema has, where it is not given."""
+        for place, argument in enumerate(self.op._schema.arguments):
+            if argument.name == name:
+                return self.args[place] if place < len(self.args) else self.kwargs.get(name, argument.default_value)
+        return None
+
+    def operand(self, name: str) -> Operand | None:
+        value = self.given(name)
+        return _operand(value) if isinstance(value, torch.Tensor) else None
+
+
+Rule: TypeAlias = Callable[[Call, Extents], "Extents | None"]  # None: the promise of the trace stands
+
+
+def pointwise(call: Call, sizes: Extents) -> Extents | None:
+    """As TensorIterator allocates: see `strides_in_eager`."""
+    operands: list[Operand] = []
+    for place, schema in enumerate(call.op._schema.arguments):
+        if place >= len(call.args):
+            break
+        value = call.args[place]
+        if isinstance(value, torch.Tensor):
+            operands.append(_operand(value))
+        elif isinstance(value, (bool, int, float)) and _takes_a_tensor(call.op, schema):
+            operands.append(((), ()))
+    return strides_in_eager(sizes, operands) if operands else None
+
+
+def of(*names: str) -> Rule:
+    """As TensorIterator allocates for these operands."""
+
+    def rule(call: Call, sizes: Extents) -> Extents | None:
+        operands = [operand for name in names if (operand := call.operand(name)) is not None]
+        return strides_in_eager(sizes, operands) if operands else None
+
+    return rule
+
+
+def like(name: str) -> Rule:
+    """As `empty_like` of an operand: see `strides_like`."""
+
+    def rule(call: Call, sizes: Extents) -> Extents | None:
+        operand = call.operand(name)
+        if operand is None or call.given("memory_format") not in (None, torch.preserve_format):
+            return None
+        return strides_like(*operand)
+
+    return rule
+
+
+def contiguous(call: Call, sizes: Extents) -> Extents | None:
+    return _contiguous(sizes)
+
+
+def suggested_by(name: str) -> Rule:
+    """Channels-last if an operand suggests it, or else contiguous."""
+
+    def rule(call: Call, sizes: Extents) -> Extents | None:
+        operand = call.operand(name)
+        if operand is None:
+            return None
+        return _in_channels_last(sizes) if suggests_channels_last(*operand) else _contiguous(sizes)
+
+    return rule
+
+
+def expanded(call: Call, sizes: Extents) -> Extents | None:
+    """What has no dimension is expanded with strides of 0 only; a new dimension goes on from the one behind it."""
+    operand = call.operand("self")
+    if not operand or not operand[0]:
+        return (0,) * len(sizes)
+    strides: list[Any] = [*_stretched(sizes, operand)]
+    new = len(sizes) - len(operand[0])
+    for dim in reversed(range(new)):
+        strides[dim] = sizes[dim + 1] * strides[dim + 1] if _hint(sizes[dim]) == 1 else 0
+    return tuple(strides)
+
+
+def viewed(call: Call, sizes: Extents) -> Extents | None:
+    operand = call.operand("self")
+    return strides_of_view(*operand, sizes) if operand is not None else None
+
+
+def outer(call: Call, sizes: Extents) -> Extents | None:
+    """Of a tensor, a column and a row."""
+    tensor, column, row = (call.operand(name) for name in ("self", "vec1", "vec2"))
+    if tensor is None or column is None or row is None:
+        return None
+    return strides_in_eager(sizes, [tensor, ((*column[0], 1), (*column[1], 1)), row])
+
+
+def turned(call: Call, sizes: Extents) -> Extents | None:
+    """As `rot90` flips and transposes, or copies what is turned all around."""
+    operand, times = call.operand("self"), call.given("k") % 4
+    if operand is None or not times:
+        return _contiguous(sizes)
+    strides = list(strides_like(*operand))
+    if times != 2:
+        one, other = call.given("dims")
+        strides[one], strides[other] = strides[other], strides[one]
+    return tuple(strides)
+
+
+def if_whole(rule: Rule) -> Rule:
+    """For a loss of each element; a mean or a sum has no dimension anyway, or is one the rule does not know."""
+
+    def checked(call: Call, sizes: Extents) -> Extents | None:
+        return rule(call, sizes) if call.given("reduction") == 0 else None
+
+    return checked
+
+
+# Ops by name, with an overload if others differ, and the rule of each of their results; an op that is not here and is
+# tagged as pointwise: `pointwise`.
+RULES: dict[str, tuple[Rule | None, ...]] = {
+    # copies, and what is like an operand
+    **dict.fromkeys(("clone", "index_put", "_unsafe_index_put", "index_fill", "flip", "fill"), (like("self"),)),
+    **dict.fromkeys(
+        ("empty_like", "ones_like", "zeros_like", "full_like", "rand_like", "randn_like", "randint_like"),
+        (like("self"),),
+    ),
+    # views
+    "expand": (expanded,),
+    "view": (viewed,),
+    "_unsafe_view": (viewed,),
+    **dict.fromkeys(("sort", "frexp"), (like("self"), like("self"))),
+    "rot90": (turned,),
+    "addr": (outer,),
+    "mvlgamma": (contiguous,),
+    "pow.Scalar": (contiguous,),
+    "tril": (contiguous,),
+    "triu": (contiguous,),
+    # images
+    "max_unpool2d": (suggested_by("self"),),
+    "replication_pad2d_backward": (suggested_by("self"),),
+    # norms and softmax
+    "native_layer_norm": (contiguous, contiguous, contiguous),
+    "native_group_norm": (suggested_by("input"), contiguous, contiguous),
+    "_native_batch_norm_legit": (suggested_by("input"),),
+    "_native_batch_norm_legit_functional": (suggested_by("input"),),
+    "_native_batch_norm_legit_no_training": (suggested_by("input"),),
+    "native_batch_norm": (suggested_by("input"),),
+    "native_batch_norm_backward": (suggested_by("input"),),
+    "_softmax": (contiguous,),
+    "_log_softmax": (contiguous,),
+    "_softmax_backward_data": (contiguous,),
+    "_log_softmax_backward_data": (contiguous,),
+    "linalg_vector_norm": (contiguous,),
+    # activations, and others that fill a tensor like their operand
+    **dict.fromkeys(("deg2rad", "rad2deg", "nan_to_num"), (like("self"),)),
+    "log_sigmoid_forward": (contiguous, contiguous),
+    "hardtanh": (like("self"),),
+    "hardtanh_backward": (of("grad_output", "self"),),
+    "hardsigmoid_backward": (of("grad_output", "self"),),
+    "_prelu_kernel": (like("self"),),
+    "_prelu_kernel_backward": (of("self", "weight", "grad_output"), of("self", "weight", "grad_output")),
+    # losses
+    "binary_cross_entropy": (if_whole(like("self")),),
+    "binary_cross_entropy_backward": (like("self"),),
+    "binary_cross_entropy_with_logits": (if_whole(like("target")),),
+    "huber_loss": (if_whole(like("self")),),
+    "huber_loss_backward": (contiguous,),
+    "mse_loss_backward": (contiguous,),
+    "nll_loss2d_forward": (contiguous,),
+    "nll_loss2d_backward": (like("self"),),
+    # tagged as pointwise, and computed in several steps: the trace makes the same steps
+    **dict.fromkeys(("isinf", "isfinite", "relu6", "ldexp"), ()),
+    **dict.fromkeys(("_to_copy", "copy", "masked_fill"), ()),
+}
 
 # Overloads that make a tensor of the number before they compute, and ops with such a name that do not.
 _WRAPS = frozenset({"Scalar", "Scalar_Tensor", "Scalar_Self", "Scalar_Other", "self_scalar", "other_scalar"})
 _KEEPS_NUMBERS = frozenset({"aten::pow", "aten::lerp"})
 
-# Ops that fill a tensor like their operand, or compute in several steps: the promise of the trace stands.
-_OTHER_RULES = frozenset(
-    f"aten::{name}"
-    for name in ("clone", "deg2rad", "rad2deg", "isinf", "isfinite", "nan_to_num", "relu6", "hardtanh", "ldexp",
-                 "_to_copy", "masked_fill")
-)  # fmt: skip
-# Ops whose result starts as a copy of their operand.
-_COPIES = frozenset({"aten::clone", "aten::index_put", "aten::_unsafe_index_put", "aten::index_fill"})
-_MEMORY_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
-
-def correct_strides(module: GraphModule) -> int:
-    """Give nodes the strides that eager would give them; gives how many were promised otherwise."""
-    changed: set[Node] = set()
-    mode = None
-    for node in module.graph.nodes:
-        if node.op != "call_function" or not isinstance(node.target, OpOverload):
-            continue
-        if not changed.isdisjoint(node.all_input_nodes):
-            mode = mode or fake_mode_of(module.graph)
-            node.meta["val"] = evaluate(module, node, mode)
-            changed.add(node)
-        promised = node.meta.get("val")
-        wanted = _strides_in_eager(node, promised)
-        if wanted is not None and wanted != tuple(promised.stride()):
-            mode = mode or fake_mode_of(module.graph)
-            with mode:
-                node.meta["val"] = torch.empty_strided(promised.shape, wanted, dtype=promised.dtype)
-            changed.add(node)
-    return len(changed)
-
-
-def _strides_in_eager(node: Node, promised: Any) -> Extents | None:
-    """None where the promise is sure to hold, or cannot be told."""
-    if not _is_static(promised):
-        return None
-    first = node.args[0].meta.get("val") if node.args and isinstance(node.args[0], Node) else None
-    if node.target is torch.ops.aten.expand.default:
-        return (0,) * promised.dim() if isinstance(first, torch.Tensor) and first.dim() == 0 else None
-    if 1 not in promised.shape:
-        return None
-    if node.target._schema.name in _COPIES and node.kwargs.get("memory_format") in (None, torch.preserve_format):
-        if not isinstance(first, torch.Tensor) or not _is_static(first):
-            return None
-        return tuple(first.stride()) if _is_dense(tuple(first.shape), tuple(first.stride())) else None
-    if torch.Tag.pointwise not in node.target.tags:
-        return None
-    if node.target.namespace != "aten" or node.target._schema.name in _OTHER_RULES:
-        return None
-    operands: list[Operand] = []
-    for schema, given in zip(node.target._schema.arguments, node.args, strict=False):
-        value = given.meta.get("val") if isinstance(given, Node) else given
-        if isinstance(value, torch.Tensor):
-            if not _is_static(value):
-                return None
-            operands.append((tuple(value.shape), tuple(value.stride())))
-        elif isinstance(value, (bool, int, float)) and _takes_a_tensor(node.target, schema):
-            operands.append(((), ()))
-    return strides_in_eager(tuple(promised.shape), operands)
+@functools.cache
+def rules_of(op: Any) -> tuple[Rule | None, ...]:
+    """The rule of each result of an op; nothing if tracing is right about them all."""
+    if not isinstance(op, OpOverload) or op.namespace != "aten" or op._schema.is_mutable:
+        return ()
+    name = op._schema.name.removeprefix("aten::")
+    for known in (f"{name}.{op._overloadname}", name):
+        if known in RULES:
+            return RULES[known]
+    return (pointwise,) if torch.Tag.pointwise in op.tags else ()
 
 
 def _takes_a_tensor(target: OpOverload, schema: Any) -> bool:
@@ -101,33 +232,179 @@ def _takes_a_tensor(target: OpOverload, schema: Any) -> bool:
     return wraps and schema.name in ("self", "other")
 
 
-def _is_static(value: Any) -> bool:
-    return (
-        isinstance(value, torch.Tensor)
-        and value.layout == torch.strided
-        and value.device.type == "cpu"
-        and all(isinstance(extent, int) for extent in (*value.shape, *value.stride()))
-    )
+# ---- while a graph is traced
+
+_changing = threading.Lock()
+_depth = [0]  # how many are inside `promised_as_in_eager`
+_untouched = FakeTensorMode.dispatch
+
+
+@contextmanager
+def promised_as_in_eager() -> Iterator[None]:
+    """While this is active, fake tensors have the strides that eager gives. Threads and calls may overlap."""
+    with _changing:
+        _depth[0] += 1
+        FakeTensorMode.dispatch = _dispatch
+    try:
+        yield
+    finally:
+        with _changing:
+            _depth[0] -= 1
+            if not _depth[0]:
+                FakeTensorMode.dispatch = _untouched
+
+
+def _dispatch(mode: FakeTensorMode, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    made = _untouched(mode, func, types, args, kwargs or {})
+    rules = rules_of(func)
+    if not rules:
+        return made
+    if isinstance(made, FakeTensor):
+        return _corrected(mode, made, rules[0], Call(func, args, kwargs or {}))
+    call = Call(func, args, kwargs or {})
+    leaves, shape = tree_flatten(made)
+    for place, (leaf, rule) in enumerate(zip(leaves, rules, strict=False)):
+        leaves[place] = _corrected(mode, leaf, rule, call)
+    return tree_unflatten(leaves, shape)
+
+
+def _corrected(mode: FakeTensorMode, made: Any, rule: Rule | None, call: Call) -> Any:
+    """What was made, in memory of its own with the strides that the rule says, if it has others."""
+    if rule is None or not isinstance(made, FakeTensor) or made.layout != torch.strided or not made.dim():
+        return made
+    if made.fake_device.type != "cpu" or made.constant is not None:
+        return made
+    sizes, promised = _operand(made)
+    try:
+        wanted = rule(call, sizes)
+    except UnknownSize:
+        return made
+    if wanted is None or all(a is b or str(a) == str(b) for a, b in zip(wanted, promised, strict=True)):
+        return made
+    viewed = call.args[0] if call.args else None
+    if isinstance(viewed, FakeTensor) and viewed.untyped_storage()._cdata == made.untyped_storage()._cdata:
+        again = (viewed, sizes, wanted, made.storage_offset())
+        return _untouched(mode, torch.ops.aten.as_strided.default, (FakeTensor,), again, {})
+    plain = torch.empty_strided(sizes, wanted, dtype=made.dtype, device="meta")
+    return FakeTensor(mode, plain, made.fake_device)
+
+
+# ---- strides of results, by those of operands
+
+
+class UnknownSize(Exception):
+    """A size or stride that only a run knows decides."""
 
 
 def strides_in_eager(sizes: Extents, operands: Sequence[Operand]) -> Extents:
-    """The strides of a pointwise result of these sizes."""
-    if all(of == sizes for of, _ in operands):
-        tensors = [torch.empty_strided(*operand, device="meta") for operand in operands]
-        if all(tensor.is_contiguous() for tensor in tensors):
-            return _dense(sizes, range(len(sizes) - 1, -1, -1))
-        layout = _MEMORY_FORMATS.get(len(sizes))
-        if layout is not None and all(tensor.is_contiguous(memory_format=layout) for tensor in tensors):
-            return tuple(torch.empty(sizes, memory_format=layout, device="meta").stride())
-        if all(a[1] == b[1] for a, b in pairwise(operands)) and _is_dense(*operands[0]):
+    """The strides of a pointwise result of these sizes.
+
+    If all operands have the result's sizes, and all are contiguous, or all are channels-last, so is the result; or all
+    are dense with the same strides, then the result has them too. Otherwise dimensions are sorted by the strides of the
+    first operand that tells two of them apart, and the result is dense in that order. A number counts as an operand
+    without dimensions wherever an op takes a tensor.
+    """
+    if all(_equal(of, sizes) for of, _ in operands):
+        if all(_is_packed(*operand, range(len(sizes) - 1, -1, -1)) for operand in operands):
+            return _contiguous(sizes)
+        last = _CHANNELS_LAST.get(len(sizes))
+        if last is not None and all(_is_packed(*operand, last) for operand in operands):
+            return _dense(sizes, last)
+        if all(_equal(a[1], b[1]) for a, b in pairwise(operands)) and is_dense(*operands[0]):
             return operands[0][1]
-    return _dense(sizes, _order(sizes, [_stretched(sizes, operand) for operand in operands]))
+    order = _order(sizes, [_stretched(sizes, operand) for operand in operands])
+    return _contiguous(sizes) if order == sorted(order, reverse=True) else _dense(sizes, order)
 
 
-def _is_dense(sizes: Extents, strides: Extents) -> bool:
+def strides_like(sizes: Extents, strides: Extents) -> Extents:
+    """Those that `empty_like` gives: the same if they are dense, or else dense in the same order."""
+    return strides if is_dense(sizes, strides) else _dense(sizes, _order(sizes, [strides]))
+
+
+def strides_of_view(old: Extents, strides: Extents, sizes: Extents) -> Extents | None:
+    """Those of a tensor that is viewed in other sizes; None if that is no view, or has no elements.
+
+    Dimensions that lie without gaps form chunks, each of which dimensions of the view share out; one of size one goes
+    on from the faster one next to it.
+    """
+    if not old:
+        return (1,) * len(sizes)
+    if any(_hint(size) == 0 for size in old):
+        return None
+    found: list[Any] = [None] * len(sizes)
+    at = len(sizes) - 1
+    base, chunk, made, step = strides[-1], 1, 1, strides[-1]  # `step` is the symbol for base * made
+    for dim in reversed(range(len(old))):
+        chunk *= _hint(old[dim])
+        if dim and (_hint(old[dim - 1]) == 1 or _hint(strides[dim - 1]) == chunk * _hint(base)):
+            continue
+        while at >= 0 and (made < chunk or _hint(sizes[at]) == 1):
+            found[at] = step
+            made, step = made * _hint(sizes[at]), step * sizes[at]
+            at -= 1
+        if made != chunk:
+            return None
+        if dim:
+            base = step = strides[dim - 1]
+            chunk = made = 1
+    return tuple(found) if at == -1 else None
+
+
+_CHANNELS_LAST = {4: (1, 3, 2, 0), 5: (1, 4, 3, 2, 0)}  # by rank: dimensions from the fastest to the slowest
+
+
+def suggests_channels_last(sizes: Extents, strides: Extents) -> bool:
+    """Whether a kernel that asks a tensor for its format hears channels-last: strides of dimensions of one count, and
+    where they leave it open the answer is no."""
+    order = _CHANNELS_LAST.get(len(sizes))
+    if order is None or _hint(strides[1]) == 0:
+        return False
+    least = 0
+    for dim in order:
+        size, stride = _hint(sizes[dim]), _hint(strides[dim])
+        if size == 0 or stride < least or (dim == 0 and least == _hint(strides[1])):
+            return False
+        least = stride * max(size, 1)
+    return True
+
+
+def is_dense(sizes: Extents, strides: Extents) -> bool:
     """Whether elements lie without gaps, each at a place of its own."""
-    tensor = torch.empty_strided(sizes, strides, device="meta")
-    return bool(torch.ops.aten.is_non_overlapping_and_dense.default(tensor))
+    wide = [dim for dim, size in enumerate(sizes) if _hint(size) > 1]
+    if any(_hint(size) == 0 for size in sizes):
+        return True
+    return _is_packed(sizes, strides, sorted(wide, key=lambda dim: _hint(strides[dim])))
+
+
+def _hint(extent: Any) -> int:
+    """An extent, or what it was in the trace."""
+    if isinstance(extent, int):
+        return extent
+    known = extent.node.hint
+    if not isinstance(known, int):
+        raise UnknownSize
+    return known
+
+
+def _equal(one: Extents, other: Extents) -> bool:
+    return len(one) == len(other) and all(_hint(a) == _hint(b) for a, b in zip(one, other, strict=True))
+
+
+def _operand(tensor: torch.Tensor) -> Operand:
+    return (tuple(tensor.shape), tuple(tensor.stride())) if tensor.layout == torch.strided else ((), ())
+
+
+def _is_packed(sizes: Extents, strides: Extents, order: Sequence[int]) -> bool:
+    """Whether a tensor is dense in this order of dimensions, from the fastest to the slowest; those of one aside."""
+    step = 1
+    if any(_hint(size) == 0 for size in sizes):
+        return True
+    for dim in order:
+        size = _hint(sizes[dim])
+        if size != 1 and _hint(strides[dim]) != step:
+            return False
+        step *= size
+    return True
 
 
 def _stretched(sizes: Extents, operand: Operand) -> Extents:
@@ -135,16 +412,18 @@ def _stretched(sizes: Extents, operand: Operand) -> Extents:
     of, strides = operand
     missing = len(sizes) - len(of)
     there = zip(of, strides, sizes[missing:], strict=True)
-    return (0,) * missing + tuple(0 if extent == 1 != wanted else stride for extent, stride, wanted in there)
+    return (0,) * missing + tuple(0 if _hint(of) == 1 != _hint(wanted) else step for of, step, wanted in there)
 
 
 def _order(sizes: Extents, operands: Sequence[Extents]) -> list[int]:
     """Dimensions from the fastest to the slowest: from the last one on, each goes down past those that are slower."""
+    extents = [_hint(size) for size in sizes]
+    hinted = [[_hint(stride) for stride in strides] for strides in operands]
     order = list(range(len(sizes) - 1, -1, -1))
     for start in range(1, len(order)):
         place = start
         for below in range(start - 1, -1, -1):
-            faster = _compared(sizes, operands, order[below], order[place])
+            faster = _compared(extents, hinted, order[below], order[place])
             if faster < 0:
                 break
             if faster > 0:
@@ -153,7 +432,7 @@ def _order(sizes: Extents, operands: Sequence[Extents]) -> list[int]:
     return order
 
 
-def _compared(sizes: Extents, operands: Sequence[Extents], one: int, other: int) -> int:
+def _compared(sizes: Sequence[int], operands: Sequence[Sequence[int]], one: int, other: int) -> int:
     """Below 0 if the one dimension is faster than the other, above if slower, 0 if no operand tells."""
     for strides in operands:
         if strides[one] == 0 or strides[other] == 0:
@@ -165,9 +444,19 @@ def _compared(sizes: Extents, operands: Sequence[Extents], one: int, other: int)
     return 0
 
 
-def _dense(sizes: Extents, order: Sequence[int]) -> Extents:
-    strides, step = [0] * len(sizes), 1
+def _contiguous(sizes: Extents) -> Extents:
+    """What has no elements is laid out as if it had one in such a dimension."""
+    return _dense([1 if _hint(size) == 0 else size for size in sizes], range(len(sizes) - 1, -1, -1))
+
+
+def _in_channels_last(sizes: Extents) -> Extents:
+    return _dense(sizes, _CHANNELS_LAST[len(sizes)])
+
+
+def _dense(sizes: Sequence[Any], order: Sequence[int]) -> Extents:
+    strides: list[Any] = [0] * len(sizes)
+    step: Any = 1
     for dimension in order:
         strides[dimension] = step
-        step *= sizes[dimension]
+        step = step * sizes[dimension]
     return tuple(strides)

@@ -1,0 +1,1 @@
+"""Strides of every output and gradient against eager's: see `__main__`."""

@@ -1,0 +1,117 @@
+"""Calls of PyTorch's op database in many layouts, in eager and compiled: strides of results and of gradients."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from tests.ops.cases import DTYPES, op_table, pick, samples
+
+from .layouts import LAYOUTS, laid_out, with_ones
+from .ops import Judge, described
+
+WAYS = (*LAYOUTS, "first transposed", "first channels_last", "first odd")
+
+
+@dataclass
+class Plan:
+    """Which calls of an op are made, and what is looked at."""
+
+    level: str = "ops"  # or "calls"
+    dynamic: bool = False
+    dtypes: tuple[str, ...] = ("f32",)
+    samples: int = 3  # of an op
+    ways: tuple[str, ...] = WAYS
+    backend: str = "ferrite"
+
+
+@dataclass
+class Found:
+    """What came of an op, or of many."""
+
+    calls: Counter[str] = field(default_factory=Counter)
+    differences: list[tuple[str, str]] = field(default_factory=list)
+    unknown: Counter[str] = field(default_factory=Counter)
+
+    def add(self, other: Found) -> None:
+        self.calls += other.calls
+        self.unknown += other.unknown
+        self.differences += other.differences
+
+
+def judge(name: str, plan: Plan) -> Found:
+    """Every call of one op of the database that the plan asks for."""
+    found, op = Found(), op_table()[name]
+    observer = Judge(dynamic=plan.dynamic)
+    for arguments, process in _arguments(name, op, plan):
+        if plan.level == "calls":
+            _judge_call(name, op, arguments, process, plan, found)
+            continue
+        try:
+            with observer:
+                _gradients(op.op, arguments, process)
+        except (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError):
+            continue  # eager does not take such sizes
+    found.add(Found(observer.calls, observer.differences, observer.unknown))
+    return found
+
+
+def _arguments(name: str, op: Any, plan: Plan) -> Iterator[tuple[Any, Any]]:
+    for dtype in plan.dtypes:
+        if DTYPES[dtype] not in op.supported_dtypes("cpu"):
+            continue
+        trains = op.supports_autograd and DTYPES[dtype] in op.supported_backward_dtypes("cpu")
+        for sample in pick(list(samples(name, dtype, "train" if trains else "infer")), plan.samples):
+            for _, cut in with_ones((sample.input, sample.args, sample.kwargs)):
+                for way in plan.ways:
+                    yield laid_out(cut, way), sample.process
+
+
+def _judge_call(name: str, op: Any, arguments: Any, process: Any, plan: Plan, found: Found) -> None:
+    given = ", ".join(map(described, tree_leaves(arguments)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            expected = _gradients(op.op, arguments, process)
+        except (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError):
+            return  # eager does not take such sizes
+        found.calls[name] += 1
+        torch._dynamo.reset()
+        options = {"cache": "off", "fallback_random": True} if plan.backend == "ferrite" else None
+        # A function of its own: what is in the database may be no function at all.
+        function = lambda x, args, kwargs: op.op(x, *args, **kwargs)
+        compiled = torch.compile(function, backend=plan.backend, dynamic=plan.dynamic, options=options)
+        try:
+            made = _gradients(lambda x, *args, **kwargs: compiled(x, args, kwargs), arguments, process)
+        except Exception as error:  # other tests look at these
+            found.unknown[f"{name}: {type(error).__name__}: {str(error)[:80]}"] += 1
+            return
+    for what, one, other in zip(("result", "gradient"), made, expected, strict=True):
+        if one != other:
+            found.differences.append((name, f"{name}({given}): {what}s: eager {other}, compiled {one}"))
+
+
+def _gradients(function: Any, arguments: Any, process: Any) -> tuple[list[Any], list[Any]]:
+    """The strides of results, and of the gradients that these have of tensors that want some."""
+    first, args, kwargs = arguments
+    made = function(first, *args, **kwargs)
+    wanted = [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+    outputs = [leaf for leaf in tree_leaves(process(made)) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+    gradients: Any = ()
+    if wanted and outputs and all(output.layout == torch.strided for output in outputs):
+        tangents = [torch.ones_like(output) for output in outputs]
+        gradients = torch.autograd.grad(outputs, wanted, tangents, allow_unused=True)
+    return [_strides(leaf) for leaf in tree_leaves(made)], [_strides(leaf) for leaf in gradients]
+
+
+def _strides(value: Any) -> Any:
+    """Of a tensor with elements."""
+    if not isinstance(value, torch.Tensor) or value.layout != torch.strided or value.is_nested:
+        return None
+    return (tuple(value.shape), value.stride())
