@@ -370,7 +370,7 @@ class _Changing:
             return
         if not isinstance(op, OpOverload):
             raise Unsupported(f"{call.target}, which is no operator")
-        if not call.target.startswith("aten.") or _may_share(op):
+        if not call.target.startswith("aten.") or may_share(op):
             values.escaped |= {values.tensors[name].root for name in names if name in values.tensors}
         kinds = [str(each.type) for each in op._schema.returns]
         if kinds == ["Tensor"]:
@@ -561,7 +561,7 @@ def _clamped(sizes: Shape) -> Shape:
     return contiguous(tuple(maximum(extent, 1) for extent in sizes))
 
 
-def _may_share(op: OpOverload) -> bool:
+def may_share(op: OpOverload) -> bool:
     """Whether a result may share memory with an argument. Composite ops may without saying so."""
     composite = torch._C._dispatch_has_kernel_for_dispatch_key(
         op._schema.name + _overload(op), "CompositeImplicitAutograd"

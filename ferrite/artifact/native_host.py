@@ -22,8 +22,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,7 +46,7 @@ from ferrite.artifact.dispatch import (
     may_move_memory,
 )
 from ferrite.artifact.doors import addresses, host_machine
-from ferrite.artifact.host_values import PART, Shape, Value, Values, filled, infer
+from ferrite.artifact.host_values import PART, Shape, Value, Values, filled, infer, may_share
 from ferrite.artifact.kernels import Kernels, NativeKernel
 from ferrite.artifact.layout import Layout, layout_of, plan_in, values_in
 from ferrite.artifact.lend import can_lend
@@ -791,29 +790,52 @@ def _shown_views(program: HostProgram, values: Values) -> frozenset[str]:
     results, and writes to one, must find the same base in all of them, or none in any.
     """
     given = {entry.name for entry in program.inputs}
-    calls = [step for step in program.steps if isinstance(step, Call) and step.result in values.tensors]
-    sources = {
-        call.result: call.args[0].name
-        for call in calls
-        if call.args and isinstance(call.args[0], Ref) and call.args[0].name in values.tensors
-    }
+    calls = {step.result: step for step in program.steps if isinstance(step, Call)}
 
-    def way(name: str) -> Iterator[str]:
-        """The views that lead from memory to a result, the last one first."""
-        while name in sources and values.tensors[name].root != name:
-            yield name
-            name = sources[name]
+    def memory(name: str) -> tuple[set[str], set[str]]:
+        """The views that lead to a result, and the values that own the memory it may lie in."""
+        views: set[str] = set()
+        roots: set[str] = set()
+        left = [name]
+        while left:
+            name = left.pop()
+            if name in views:
+                continue
+            if sources := _sources(name, calls, values):
+                views.add(name)
+                left += sources
+            else:
+                roots.add(name)
+        return views, roots
 
-    by_root: defaultdict[str, list[str]] = defaultdict(list)
+    groups: list[tuple[set[str], set[str], int]] = []  # views, roots, number of results
     for name in _names_in(program.steps[-1]):
         if name in values.tensors:
-            by_root[values.tensors[name].root].append(name)
+            views, roots = memory(name)
+            count = 1
+            for group in [each for each in groups if not each[1].isdisjoint(roots)]:
+                views, roots, count = views | group[0], roots | group[1], count + group[2]
+                groups.remove(group)
+            groups.append((views, roots, count))
     shown: set[str] = set()
-    for root, results in by_root.items():
-        views = {view for name in results for view in way(name)}
-        if values.changing if root in given else len(results) > 1 and not views <= values.views:
+    for views, roots, count in groups:
+        if (values.changing and not roots.isdisjoint(given)) or (count > 1 and not views <= values.views):
             shown |= views & values.views
     return frozenset(shown)
+
+
+def _sources(name: str, calls: Mapping[str, Call], values: Values) -> list[str]:
+    """The tensors whose memory a tensor lies in, or may lie in: none of one that has memory of its own."""
+    call = calls.get(name)
+    if call is not None and call.target == PART:
+        call = calls.get(call.args[0].name)
+    if call is None or values.is_own(call):
+        return []
+    op = None if call.target == HOLD else resolve(call.target)
+    if op is not None and not (isinstance(op, OpOverload) and may_share(op)):
+        return []
+    operands = [each for each in refs((call.args, call.kwargs)) if each in values.tensors]
+    return operands[:1] if op is None else operands
 
 
 def _names_in(step: Any) -> list[str]:
