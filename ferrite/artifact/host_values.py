@@ -234,14 +234,16 @@ class _Known:
         args, kwargs = filled((call.args, call.kwargs), self.meta)
         if kwargs.get("device") is not None and torch.device(kwargs["device"]).type != "cpu":
             raise Unsupported(f"a tensor on {kwargs['device']}")
-        if "device" in kwargs or is_alone:
+        if "device" in kwargs or (is_alone and _has_device(op)):
             kwargs["device"] = torch.device("meta")
         try:
             # While a graph is traced, rules in Python stand for some views, with other strides than eager's.
             with torch._C._DisablePythonDispatcher():
-                return op(*args, **kwargs)
+                made = op(*args, **kwargs)
         except Exception as error:
             raise Unsupported(f"{call.target}, which does not say what it gives") from error
+        # A token of effects, which says its device itself, has no elements.
+        return made.to("meta") if isinstance(made, torch.Tensor) else made
 
     def _shared(self, name: str, made: torch.Tensor, names: Sequence[str]) -> Value:
         """A result as a value: with memory of its own, or sharing that of one of its operands."""
@@ -559,6 +561,11 @@ def contiguous(sizes: Shape) -> Shape:
 def _clamped(sizes: Shape) -> Shape:
     """As eager makes them: a size of zero counts as one."""
     return contiguous(tuple(maximum(extent, 1) for extent in sizes))
+
+
+def _has_device(op: Any) -> bool:
+    """Whether an operator can be told where to make its result."""
+    return isinstance(op, OpOverload) and any(each.name == "device" for each in op._schema.arguments)
 
 
 def may_share(op: OpOverload) -> bool:

@@ -206,7 +206,7 @@ def test_decompositions_by_name() -> None:
     assert aten.gelu.default in decomposition_table(("aten.gelu.default",))
     with pytest.raises(RuntimeError, match=r"there is no op 'aten\.nothing\.default'"):
         decomposition_table(("aten.nothing.default",))
-    with pytest.raises(RuntimeError, match=r"no decomposition of aten\.mm\.default"):
+    with pytest.raises(RuntimeError, match=r"no decomposition of 'aten\.mm\.default'"):
         decomposition_table(("aten.mm.default",))
 
 
