@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -324,6 +325,7 @@ class StackComparison(Promised):
         self.eager = judge.eager[call]
         self.differences: list[Difference] = []
         self.notes: list[str] = []
+        self.errors: dict[tuple[str, str], float] = {}  # by kind and place of a difference: how large it is
         self.close = False
         self.values_defined = True
 
@@ -342,27 +344,32 @@ class StackComparison(Promised):
         eager, compiled = eager.detach(), compiled.detach()
         if same_bits(eager, compiled):
             return
-        complaint = self._complaint(eager, compiled, read)
+        complaint, error = self._complaint(eager, compiled, read)
         if complaint:
             self.differences.append(Difference(f"{prefix}value", where, complaint))
+            self.errors[f"{prefix}value", where] = math.inf if math.isnan(error) else error
         else:
             self.close = True
 
-    def _complaint(self, eager: torch.Tensor, compiled: torch.Tensor, read: Callable[[Observation], Any]) -> str:
+    def _complaint(
+        self, eager: torch.Tensor, compiled: torch.Tensor, read: Callable[[Observation], Any]
+    ) -> tuple[str, float]:
+        """What is wrong with a tensor, if anything is, and by how much."""
         if not eager.is_floating_point():
-            return f"{int((eager != compiled).sum())} of {eager.numel()} elements differ"
+            differing = int((eager != compiled).sum())
+            return f"{differing} of {eager.numel()} elements differ", differing
         reference = read(self.judge.reference[self.call]).detach()
         size = float(reference.abs().max())
         distance = lambda value: float((value.double() - reference).abs().max())
         error, usual = distance(compiled), distance(eager)
         floor = FLOOR * torch.finfo(eager.dtype).eps * size
         if error <= max(SLACK * min(usual, SANE * size), floor):
-            return ""
+            return "", 0.0
         noisy = [read(run[self.call]).detach() for run in self.judge.noisy]
         spread = max(float((run - eager).abs().max()) for run in noisy)
         if error <= SLACK * spread + floor:
-            return ""
-        return f"error {error:.2g}, eager's {usual:.2g}, by noise {spread:.2g}, largest element {size:.2g}"
+            return "", 0.0
+        return f"error {error:.2g}, eager's {usual:.2g}, by noise {spread:.2g}, largest element {size:.2g}", error
 
 
 def _whole(seen: list[Observation]) -> list[Observation]:
@@ -388,7 +395,7 @@ class Judge:
         self.stack, self.draws = stack, Draws()
         self.eager = observe(stack, draws=self.draws)
         self.excused: set[str] = set()
-        self._torch: set[tuple[str, str]] | None = None
+        self._torch: dict[tuple[str, str], float] | None = None
 
     @functools.cached_property
     def reference(self) -> list[Observation]:
@@ -417,19 +424,26 @@ class Judge:
         self.excused = {"promised strides"} if any(comparison.as_promised for comparison in comparisons) else set()
         if differences and engine is not TORCH:
             known = self._differences_of_torch()
-            self.excused |= {each.kind for each in differences if (each.kind, each.where) in known}
-            differences = [each for each in differences if (each.kind, each.where) not in known]
+            errors = {key: error for comparison in comparisons for key, error in comparison.errors.items()}
+            new = [each for each in differences if not _is_known((each.kind, each.where), errors, known)]
+            self.excused |= {each.kind for each in differences if each not in new}
+            differences = new
         close = any(comparison.close for comparison in comparisons)
         status = "different" if differences else "torch" if self.excused else "close" if close else "equal"
         return Verdict(status, tuple(differences), time.perf_counter() - began)
 
-    def _differences_of_torch(self) -> set[tuple[str, str]]:
+    def _differences_of_torch(self) -> dict[tuple[str, str], float]:
+        """By kind and place; of values also how large, 0.0 of all else."""
         if self._torch is None:
-            before = self.excused
+            with settings():
+                comparisons = self._compare(observe(self.stack, TORCH))
             # Not an error where eager has none: a user whom it hits has no other way to run the stack.
-            found = self.verdict(TORCH).differences
-            self._torch = {(each.kind, each.where) for each in found if each.kind not in ("error", "backward error")}
-            self.excused = before
+            self._torch = {
+                (each.kind, each.where): comparison.errors.get((each.kind, each.where), 0.0)
+                for comparison in comparisons
+                for each in comparison.differences
+                if each.kind not in ("error", "backward error")
+            }
         return self._torch
 
     def _compare(self, compiled: list[Observation]) -> list[StackComparison]:
@@ -444,6 +458,13 @@ class Judge:
             if len(compiled) > 1:
                 comparisons[-1].kept_apart(*compiled)
         return comparisons
+
+
+def _is_known(
+    key: tuple[str, str], errors: Mapping[tuple[str, str], float], known: Mapping[tuple[str, str], float]
+) -> bool:
+    """Whether a difference is torch's own: of values, one that is not much larger."""
+    return key in known and errors.get(key, 0.0) <= SLACK * known[key]
 
 
 @contextlib.contextmanager

@@ -178,6 +178,15 @@ def test_a_wrong_engine_is_found(kind: str) -> None:
     assert judge(stack, Wrong("")).status == "equal"
 
 
+@pytest.mark.parametrize(("factor", "status"), [(1.002, "torch"), (1.1, "different"), (float("nan"), "different")])
+def test_a_wrong_value_is_torchs_as_far_as_torch_is_wrong(
+    factor: float, status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.stacks.judge.TORCH", Wrong("", functions=BIASED))
+    engine = Wrong("", functions={"conv2d": lambda *given: torch.conv2d(*given) * factor})
+    assert judge(stack_of(CONVOLUTION), engine).status == status
+
+
 def test_eager_that_is_wrong_is_not_what_others_are_judged_by() -> None:
     """Its batch norm has wrong gradients for a batch of one, a contiguous input and a gradient that lies channels last,
     in float64 as well."""
