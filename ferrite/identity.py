@@ -19,6 +19,7 @@ Note [Operators]
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import hashlib
 import inspect
@@ -26,7 +27,7 @@ import os
 import sys
 import types
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -105,11 +106,12 @@ class _Description:
             return f"uuid {told}"
         match value:
             case tuple() | list():
-                return f"{type(value).__name__} [{', '.join(map(self.of, value))}]"
+                return f"{self._kind(value)} [{', '.join(map(self.of, value))}]"
             case set() | frozenset():
-                return f"set [{', '.join(sorted(_Description().of(item) for item in value))}]"
-            case Mapping():
-                return f"map [{', '.join(f'{self.of(key)}: {self.of(item)}' for key, item in value.items())}]"
+                return f"{self._kind(value)} [{', '.join(sorted(_Description().of(item) for item in value))}]"
+            case dict() | types.MappingProxyType():
+                items = ", ".join(f"{self.of(key)}: {self.of(item)}" for key, item in value.items())
+                return f"{self._kind(value)} [{items}]"
             case types.CodeType():
                 parts = (value.co_code, value.co_consts, value.co_names, value.co_varnames, value.co_flags)
                 return f"code {self.of(parts)}"
@@ -136,6 +138,12 @@ class _Description:
             case torch.Tensor():
                 raise Unsupported("what you registered holds a tensor", why="give it a uuid() method")
         return self._object(value)
+
+    def _kind(self, value: Any) -> str:
+        """Of a container: what it is, and what it holds beside its items."""
+        kind = type(value)
+        plain = (tuple, list, set, frozenset, dict, types.MappingProxyType)
+        return kind.__name__ if kind in plain else f"{self.of(kind)} {self.of(_held(value))}"
 
     def _class(self, kind: type) -> str:
         known = name_of(kind)
@@ -191,9 +199,9 @@ class _Description:
         if known is not None and (isinstance(value, HigherOrderOperator) or _is_versioned(known)):
             return f"named {known}"
         held = _held(value)
-        if held is not None and not type(value).__module__.startswith("torch"):
+        if held is not None and not type(value).__module__.startswith("torch") and _holds_nothing_else(type(value)):
             return f"object {self.of(type(value))} {self.of(held)}"
-        if known is None or type(value).__module__.startswith("torch"):
+        if known is None or held is not None or type(value).__module__.startswith("torch"):
             title = f"what you registered holds a {type(value).__name__}, which has no text"
             raise Unsupported(title, why="give it a uuid() method")
         return f"named {known} {_sources_behind(known.rpartition('.')[0])}"  # written in C
@@ -253,6 +261,14 @@ def _held(value: Any) -> dict[str, Any] | None:
     if not hasattr(value, "__dict__") and not names:
         return None
     return {name: getattr(value, name) for name in names if hasattr(value, name)} | getattr(value, "__dict__", {})
+
+
+def _holds_nothing_else(kind: type) -> bool:
+    """Whether objects of a class have room for attributes only, none for what a type written in C keeps where nobody
+    sees it, as a generator of random numbers does."""
+    attributes = sum(len(_slots_of(each)) for each in kind.__mro__)
+    pointers = attributes + (kind.__dictoffset__ > 0) + (kind.__weakrefoffset__ > 0)
+    return kind.__basicsize__ - object.__basicsize__ <= pointers * ctypes.sizeof(ctypes.c_void_p)
 
 
 def _slots_of(kind: type) -> list[str]:

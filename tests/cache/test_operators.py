@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import random
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -158,6 +160,55 @@ def test_state_without_a_text(cached: Cached) -> None:
     define(kernel=lambda x: x * held)
     assert cached(calls) == (PLAIN, None, {"bypass": 1})
     assert "holds a tensor" in caching.latest().reason  # type: ignore[union-attr]
+
+
+class Scales(list[float]):
+    factor = 1.0
+
+
+class Settings(collections.UserDict[str, float]):
+    pass
+
+
+STATE: dict[str, Any] = {}
+
+
+def of_a_list(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+    return gradient * STATE["held"].factor
+
+
+def of_a_default(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+    held = STATE["held"]
+    return gradient * (held.default_factory(1.5) if isinstance(held, collections.defaultdict) else held["missing"])
+
+
+@pytest.mark.parametrize(
+    ("backward", "make"),
+    [(of_a_list, lambda n: with_factor(n)), (of_a_default, lambda n: collections.defaultdict((int, float)[n])),
+     (of_a_default, lambda n: Settings(missing=n))],
+    ids=["of a list", "of a default", "of a mapping"],
+)  # fmt: skip
+def test_what_a_container_holds_beside_its_items(
+    cached: Cached, backward: Callable[..., Any], make: Callable[[int], Any]
+) -> None:
+    for number, said in ((0, NEW), (0, HIT), (1, NEW)):
+        STATE["held"] = make(number)
+        define(backward=backward)
+        assert cached(calls, training=True)[2] == said
+
+
+def with_factor(number: int) -> Scales:
+    made = Scales()
+    made.factor = float(number)
+    return made
+
+
+@pytest.mark.parametrize("state", [random.Random(3), collections.deque([2.0])], ids=lambda state: type(state).__name__)
+def test_state_that_a_type_of_c_keeps(cached: Cached, state: Any) -> None:
+    STATE["held"] = state
+    define(backward=lambda ctx, gradient: gradient * (1 if STATE["held"] else 2))
+    assert cached(calls, training=True)[2] == {"bypass": 1}
+    assert f"holds a {type(state).__name__}" in caching.latest().reason  # type: ignore[union-attr]
 
 
 def test_an_operator_whose_code_cannot_be_read(cached: Cached) -> None:
