@@ -1,4 +1,4 @@
-"""Looks whether graphs are given what they were compiled for.
+"""Looks whether backward graphs are given what they were compiled for.
 
 A backward graph reads what the forward saved by the sizes and strides that it was compiled for. These are compared here
 with the real tensors of every call, which neither Dynamo's guards nor AOTAutograd do.
@@ -19,8 +19,8 @@ Run = Callable[[list[Any]], Any]
 
 @contextlib.contextmanager
 def promises_kept() -> Iterator[list[str]]:
-    """Around whatever loads graphs, which look at each call for as long as they live: RuntimeError for arguments that a
-    graph was not compiled for. Yields the phases of the graphs that ran, once for each call."""
+    """Around whatever loads graphs: RuntimeError, for as long as they live, for a call of a backward graph with arguments
+    that it was not compiled for. Yields the phases of the graphs that ran, once for each call."""
     load, looked_at = CompiledGraph.load, []
 
     def load_and_look(compiled: CompiledGraph) -> Run:
@@ -39,7 +39,8 @@ def _looking(compiled: CompiledGraph, run: Any, looked_at: list[str]) -> Run:
 
     def look(args: list[Any]) -> Any:
         looked_at.append(compiled.facts.phase)
-        check(args)
+        if compiled.facts.phase == "backward":
+            check(args)
         return run(args)
 
     look.__dict__ |= getattr(run, "__dict__", {})
