@@ -19,8 +19,8 @@ Run = Callable[[list[Any]], Any]
 
 @contextlib.contextmanager
 def promises_kept() -> Iterator[list[str]]:
-    """Around whatever loads graphs: RuntimeError, for as long as they live, for a call of a backward graph with arguments
-    that it was not compiled for. Yields the phases of the graphs that ran, once for each call."""
+    """Around whatever loads graphs: as long as they live, a call of a backward graph with arguments that it was not
+    compiled for raises RuntimeError. Yields the phases of the graphs that ran, once for each call."""
     load, looked_at = CompiledGraph.load, []
 
     def load_and_look(compiled: CompiledGraph) -> Run:
