@@ -138,21 +138,6 @@ def _huber_loss(x: torch.Tensor, target: torch.Tensor, how: int = 1, delta: floa
 # ---- what PyTorch traces with other strides than eager gives
 
 
-def _max_unpool2d(x: torch.Tensor, indices: torch.Tensor, sizes: Any) -> torch.Tensor:
-    """Eager keeps the memory format of x, which tracing forgets.
-
-    max_unpool2d(x, indices, sizes)  ->  max_unpool2d(contiguous x, indices, sizes) in the format of x
-    """
-    kept = suggest_memory_format(x)
-    if kept is not torch.channels_last:
-        return NotImplemented
-    plain = x.clone(
-        memory_format=torch.contiguous_format
-    )  # one channel is contiguous already, and is cloned all the same
-    made = aten.max_unpool2d.default(plain, indices, sizes)
-    return made.clone(memory_format=kept)
-
-
 def _dropout_backward(grad: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
     """Tracing promises what a GPU gives, a result that lies contiguously or channels-last.
 
@@ -161,34 +146,8 @@ def _dropout_backward(grad: torch.Tensor, mask: torch.Tensor, scale: float) -> t
     return aten.mul.Scalar(aten.mul.Tensor(grad, mask), scale)
 
 
-def _stretched_last(op: Any) -> Callable[..., Any]:
-    """op(stretched, x)  ->  op(x, stretched), of halves, where the order does not matter to the value.
-
-    The first operand that tells two dimensions apart decides how a result lies in memory. One number stretched to a
-    shape tells none apart, but PyTorch traces halves as f32, which makes it dense, and then it does.
-    """
-
-    def split(left: Any, right: Any, **others: Any) -> Any:
-        if others or not (isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor)):
-            return NotImplemented
-        if left.dtype not in _HALVES or not _is_stretched(left) or _is_stretched(right):
-            return NotImplemented
-        return op(right, left)
-
-    return split
-
-
-def _is_stretched(x: torch.Tensor) -> bool:
-    """Whether at most one dimension of several has a stride."""
-    steps = sum(not (isinstance(stride, int) and stride == 0) for stride in x.stride())
-    return steps <= 1 < x.dim()
-
-
 OWN: dict[Any, Callable[..., Any]] = {
-    aten.mul.Tensor: _stretched_last(aten.mul.Tensor),
-    aten.add.Tensor: _stretched_last(aten.add.Tensor),
     aten.huber_loss.default: _huber_loss,
-    aten.max_unpool2d.default: _max_unpool2d,
     aten.native_dropout_backward.default: _dropout_backward,
     aten.native_layer_norm.default: _in_f32(aten.native_layer_norm.default),
     aten.native_group_norm.default: _in_f32(aten.native_group_norm.default),

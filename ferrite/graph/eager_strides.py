@@ -117,8 +117,11 @@ def expanded(call: Call, sizes: Extents) -> Extents | None:
 
 
 def viewed(call: Call, sizes: Extents) -> Extents | None:
+    """A view in the same sizes is left as it was: AOTAutograd makes one of each result, for the gradient's layout."""
     operand = call.operand("self")
-    return strides_of_view(*operand, sizes) if operand is not None else None
+    if operand is None or _equal(operand[0], sizes):
+        return None
+    return strides_of_view(*operand, sizes)
 
 
 def outer(call: Call, sizes: Extents) -> Extents | None:
@@ -150,6 +153,11 @@ def if_whole(rule: Rule) -> Rule:
     return checked
 
 
+# Their backward is pointwise, and not tagged so.
+_POINTWISE_BACKWARD = (
+    "elu", "gelu", "hardshrink", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "logit", "mish",
+    "sigmoid", "silu", "softplus", "softshrink", "tanh", "threshold",
+)  # fmt: skip
 # Ops by name, with an overload if others differ, and the rule of each of their results; an op that is not here and is
 # tagged as pointwise: `pointwise`.
 RULES: dict[str, tuple[Rule | None, ...]] = {
@@ -166,16 +174,20 @@ RULES: dict[str, tuple[Rule | None, ...]] = {
     **dict.fromkeys(("sort", "frexp"), (like("self"), like("self"))),
     "rot90": (turned,),
     "addr": (outer,),
+    "renorm": (contiguous,),
     "mvlgamma": (contiguous,),
     "pow.Scalar": (contiguous,),
     "tril": (contiguous,),
     "triu": (contiguous,),
     # images
+    "channel_shuffle": (suggested_by("self"),),
     "max_unpool2d": (suggested_by("self"),),
     "replication_pad2d_backward": (suggested_by("self"),),
     # norms and softmax
     "native_layer_norm": (contiguous, contiguous, contiguous),
+    "native_layer_norm_backward": (contiguous, contiguous, contiguous),
     "native_group_norm": (suggested_by("input"), contiguous, contiguous),
+    "native_group_norm_backward": (suggested_by("input"),),
     "_native_batch_norm_legit": (suggested_by("input"),),
     "_native_batch_norm_legit_functional": (suggested_by("input"),),
     "_native_batch_norm_legit_no_training": (suggested_by("input"),),
@@ -190,8 +202,8 @@ RULES: dict[str, tuple[Rule | None, ...]] = {
     **dict.fromkeys(("deg2rad", "rad2deg", "nan_to_num"), (like("self"),)),
     "log_sigmoid_forward": (contiguous, contiguous),
     "hardtanh": (like("self"),),
-    "hardtanh_backward": (of("grad_output", "self"),),
-    "hardsigmoid_backward": (of("grad_output", "self"),),
+    **dict.fromkeys((f"{name}_backward" for name in _POINTWISE_BACKWARD), (pointwise,)),
+    "log_sigmoid_backward": (like("grad_output"),),
     "_prelu_kernel": (like("self"),),
     "_prelu_kernel_backward": (of("self", "weight", "grad_output"), of("self", "weight", "grad_output")),
     # losses
@@ -201,6 +213,7 @@ RULES: dict[str, tuple[Rule | None, ...]] = {
     "huber_loss": (if_whole(like("self")),),
     "huber_loss_backward": (contiguous,),
     "mse_loss_backward": (contiguous,),
+    "smooth_l1_loss_backward": (contiguous,),
     "nll_loss2d_forward": (contiguous,),
     "nll_loss2d_backward": (like("self"),),
     # tagged as pointwise, and computed in several steps: the trace makes the same steps

@@ -20,6 +20,11 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ferrite.graph.eager_strides import promised_as_in_eager
 
 
+# In the sizes that a tensor has already, these keep its strides where eager replaces those that tell nothing: by such a
+# view AOTAutograd notes how gradients of results are to lie.
+KEPT_BY_VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
+
+
 class Judge(TorchDispatchMode):
     """Compares every call that is made in it, once for each combination of sizes, strides and numbers."""
 
@@ -51,7 +56,8 @@ class Judge(TorchDispatchMode):
         for place, (real, fake) in enumerate(zip(tree_leaves(made), tree_leaves(promised), strict=False)):
             if isinstance(real, torch.Tensor) and isinstance(fake, torch.Tensor) and real.layout == torch.strided:
                 strides = tuple(step if isinstance(step, int) else step.node.hint for step in fake.stride())
-                if strides != real.stride() and None not in strides:
+                is_known = func in KEPT_BY_VIEWS and leaves[0].shape == real.shape
+                if strides != real.stride() and None not in strides and not is_known:
                     where = f"{func}({shown}) [{place}] {tuple(real.shape)}"
                     self.differences.append((str(func), f"{where}: eager {real.stride()}, promised {strides}"))
         return made

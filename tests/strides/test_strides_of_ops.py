@@ -1,0 +1,95 @@
+"""A sample of `python -m tests.strides`: what it once found, and what the issue of that time named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .calls import Plan, judge
+from .layouts import LAYOUTS, laid_out
+from .ops import Judge
+
+aten = torch.ops.aten
+
+OPS = (
+    "tril", "triu", "flip", "roll", "renorm", "rot90", "sort", "ones_like", "zeros_like", "expand", "view", "addr",
+    "mvlgamma.mvlgamma_p_1", "__rpow__", "frexp", "deg2rad", "nan_to_num", "nn.functional.layer_norm",
+    "nn.functional.group_norm",
+    "nn.functional.batch_norm", "nn.functional.instance_norm", "log_softmax", "softmax", "nn.functional.logsigmoid",
+    "nn.functional.prelu", "nn.functional.hardswish", "nn.functional.hardtanh", "nn.functional.smooth_l1_loss",
+    "nn.functional.binary_cross_entropy", "nn.functional.binary_cross_entropy_with_logits",
+    "nn.functional.huber_loss", "nn.functional.mse_loss", "nn.functional.nll_loss",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("name", OPS)
+def test_what_is_promised_is_eagers(name: str, dynamic: bool) -> None:
+    found = judge(name, Plan(dynamic=dynamic, samples=2))
+    assert found.calls
+    assert [line for _, line in found.differences] == []
+
+
+def test_the_judge_sees_a_wrong_promise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ferrite.graph.eager_strides.rules_of", lambda op: ())
+    with Judge() as observer:
+        torch.randn(5, 5).t().pow(2)
+        aten.log_sigmoid_forward(torch.randn(5, 5).t())
+    ((op, line), _) = observer.differences  # result and buffer
+    assert op == "aten.log_sigmoid_forward.default"
+    assert line.endswith("eager (5, 1), promised (1, 5)")
+
+
+CALLS: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
+    "layer_norm": (lambda x: F.layer_norm(x, x.shape[-1:]), (4, 1, 6)),
+    "group_norm": (lambda x: F.group_norm(x, 2), (1, 4, 5, 3)),
+    "group_norm_one_wide": (lambda x: F.group_norm(x, 2), (2, 4, 1, 3)),
+    "batch_norm": (lambda x: F.batch_norm(x, None, None, training=True), (3, 4, 1, 2)),
+    "log_softmax": (lambda x: F.log_softmax(x, 1), (3, 1, 5)),
+    "prelu": (lambda x: F.prelu(x, x.new_full((1,), 0.5)), (4, 1, 5)),
+    "hardswish": (F.hardswish, (4, 1, 5)),
+    "flip": (lambda x: x.flip(0, 2), (4, 1, 5)),
+    "roll": (lambda x: x.roll(1, 0), (4, 1, 5)),
+    "bce_with_logits": (
+        lambda x: F.binary_cross_entropy_with_logits(x, x.detach().sigmoid(), reduction="none"), (4, 1, 5)
+    ),
+    "smooth_l1": (lambda x: F.smooth_l1_loss(x, x.detach() * 2, reduction="none"), (4, 1, 5)),
+    "smooth_l1_mean": (lambda x: F.smooth_l1_loss(x, x.detach() * 2), (4, 1, 5)),
+    "mse_mean": (lambda x: F.mse_loss(x, x.detach() * 2), (4, 3, 5)),
+    "huber_mean": (lambda x: F.huber_loss(x, x.detach() * 2), (4, 3, 5)),
+    "tril": (lambda x: x.tril(), (4, 1, 5)),
+    "renorm": (lambda x: x.renorm(2, 0, 1.0), (4, 1, 5)),
+    "logsigmoid": (F.logsigmoid, (3, 4, 5)),
+    "expanded": (lambda x: x.sum(0).expand(1, 2, *x.shape[1:]) + 0 * x.sum(), (4, 1, 5)),
+    "broadcast_view": (lambda x: torch.fmin(x[-1], x[None]), (5, 5)),
+    "max_unpool": (lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2), (1, 3, 4, 6)),
+    "halves": (lambda x: x.bfloat16().sum(0, keepdim=True).mT * x.bfloat16(), (3, 4, 4)),
+}  # fmt: skip
+
+
+# Gradients that are traced in other steps than eager's, whose strides in dimensions of one differ.
+TRACED_OTHERWISE = ("renorm",)
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("name", CALLS)
+def test_results_and_gradients_lie_as_in_eager(name: str, dynamic: bool) -> None:
+    """AOTAutograd hands gradients of results to the backward contiguously (or channels-last) where sizes are dynamic,
+    so a gradient follows eager's only where the result lies so."""
+    function, sizes = CALLS[name]
+    for layout in LAYOUTS:
+        torch._dynamo.reset()  # a stride that is a symbol counts as what it was in the trace
+        compiled = torch.compile(function, backend="ferrite", dynamic=dynamic, options={"cache": "off"})
+        x: Tensor = laid_out(torch.randn(sizes, requires_grad=True), layout)
+        strides = []
+        for call in (function, compiled):
+            made = call(x)
+            (gradient,) = torch.autograd.grad(made, x, torch.ones_like(made))
+            is_handed_on = name not in TRACED_OTHERWISE and (made.is_contiguous() or not dynamic)
+            strides.append((made.stride(), gradient.stride() if is_handed_on else None))
+        assert strides[1] == strides[0], layout
