@@ -19,7 +19,6 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ferrite.graph.eager_strides import promised_as_in_eager
 
-
 # In the sizes that a tensor has already, these keep its strides where eager replaces those that tell nothing: by such a
 # view AOTAutograd notes how gradients of results are to lie.
 KEPT_BY_VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
