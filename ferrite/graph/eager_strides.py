@@ -182,6 +182,8 @@ RULES: dict[str, tuple[Rule | None, ...]] = {
     # images
     "channel_shuffle": (suggested_by("self"),),
     "max_unpool2d": (suggested_by("self"),),
+    **dict.fromkeys(("reflection_pad3d", "reflection_pad3d_backward"), (suggested_by("self"),)),
+    **dict.fromkeys(("replication_pad3d", "replication_pad3d_backward"), (suggested_by("self"),)),
     "replication_pad2d_backward": (suggested_by("self"),),
     # norms and softmax
     "native_layer_norm": (contiguous, contiguous, contiguous),
@@ -204,6 +206,7 @@ RULES: dict[str, tuple[Rule | None, ...]] = {
     "hardtanh": (like("self"),),
     **dict.fromkeys((f"{name}_backward" for name in _POINTWISE_BACKWARD), (pointwise,)),
     "log_sigmoid_backward": (like("grad_output"),),
+    "rrelu_with_noise_functional": (contiguous, contiguous),
     "_prelu_kernel": (like("self"),),
     "_prelu_kernel_backward": (of("self", "weight", "grad_output"), of("self", "weight", "grad_output")),
     # losses
