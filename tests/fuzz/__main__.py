@@ -3,8 +3,9 @@
     python -m tests.fuzz --programs 3000 --seed 7                    through torch.compile, against eager
     python -m tests.fuzz --programs 10000 --seed 7 --level pre_grad  through the passes before autograd, against eager
     python -m tests.fuzz --programs 20000 --seed 7 --level loops     loop programs, machine code against the oracle
-    python -m tests.fuzz --programs 3000 --seed 7 --level assumed sizes that only a run knows, broken assumptions
+    python -m tests.fuzz --programs 3000 --seed 7 --level assumed    sizes that only a run knows, broken assumptions
     python -m tests.fuzz --seed 7 --only 412                         one program, printed, with all engines
+    python -m tests.fuzz --first 500 --programs 500 --seed 7         a range of them; docs/conformance.md
     python -m tests.stacks --programs 3000 --seed 7                  stacks of modules; `--level stacks` by another name
 
 Programs run in worker processes that are replaced now and then, so that a crash or a hang of compiled code costs one
