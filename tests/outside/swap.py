@@ -8,7 +8,9 @@ uses one says so. `CompileCounterWithBackend` counts too, but hands each graph o
 
 from __future__ import annotations
 
-import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
 import inspect
 import os
 import re
@@ -16,7 +18,7 @@ import sys
 import unittest
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 import torch
@@ -29,6 +31,8 @@ READ_CODE = ("run_and_get_code", "run_and_get_cpp_code", "run_and_get_triton_cod
 # Modules with tests for the CPU only, which are skipped where the device is GPU_TYPE.
 TELL_DEVICES_APART = ("inductor/test_inductor_freezing", "inductor/test_torchinductor",
                       "inductor/test_torchinductor_dynamic_shapes")  # fmt: skip
+# Modules whose tests name the GPU where they make tensors, and mean any device: their source says "cpu" instead.
+NAME_THE_GPU = ("inductor/test_foreach",)
 _MOST_MISSING_NAMES = 60
 
 Table = dict[str, tuple[type[unittest.TestCase], str]]
@@ -58,6 +62,8 @@ def load(root: Path, name: str, backend: str, seen: Seen) -> ModuleType:
     inductor_utils.HAS_CPU = True
     if name not in TELL_DEVICES_APART:
         inductor_utils.GPU_TYPE = "cpu"  # what asks for a GPU unchecked runs on the CPU
+    if name in NAME_THE_GPU:
+        sys.meta_path.insert(0, OnTheCpu(module))
     _replace_backends(backend, seen)
     _watch_counters(seen)
     _watch_readers_of_code(seen)
@@ -146,6 +152,24 @@ def _noting(function: Callable[..., Any], note: Callable[[], None]) -> Callable[
 
 
 # ---- tests of 2.6 with today's torch
+
+
+class OnTheCpu(importlib.abc.MetaPathFinder, importlib.machinery.SourceFileLoader):  # type: ignore[misc]
+    """Loads one module from its source, with the GPU's name replaced, past Python's cache of compiled files."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, "")
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        found = importlib.machinery.PathFinder.find_spec(fullname, path) if fullname == self.name else None
+        if found is None or found.origin is None:
+            return None
+        self.path = found.origin
+        return importlib.util.spec_from_file_location(fullname, found.origin, loader=self)
+
+    def get_code(self, fullname: str) -> CodeType:
+        source = Path(self.path).read_text()
+        return self.source_to_code(re.sub(r"""(["'])cuda(:0)?\1""", '"cpu"', source).encode(), self.path)
 
 
 def _import(name: str) -> ModuleType:

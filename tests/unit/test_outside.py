@@ -63,6 +63,15 @@ class Tests(unittest.TestCase):
             self.skipTest("of the CPU only")
 """
 
+ON_THE_GPU = """
+import unittest
+import torch
+
+class Tests(unittest.TestCase):
+    def test_small(self):
+        self.assertEqual(torch.ones(2, device='cuda:0').device, torch.ones(2, device="cuda").device)
+"""
+
 
 @pytest.fixture
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -109,11 +118,12 @@ def test_a_run_that_was_cut_off_is_carried_on(source: Path) -> None:
     assert 1234.0 not in seconds("none").values()
 
 
-def test_tests_of_the_cpu_only_are_run(source: Path) -> None:
+@pytest.mark.parametrize(("module", "text"), [("test_torchinductor", CPU_ONLY), ("test_foreach", ON_THE_GPU)])
+def test_tests_that_tell_devices_apart_are_run_on_the_cpu(source: Path, module: str, text: str) -> None:
     folder = source / "test" / "inductor"
     folder.mkdir()
-    (folder / "test_torchinductor.py").write_text(CPU_ONLY)
-    base = Run(source, seconds=10.0).base("inductor/test_torchinductor", fresh=False)
+    (folder / f"{module}.py").write_text(text)
+    base = Run(source, seconds=10.0).base(f"inductor/{module}", fresh=False)
     assert base["Tests.test_small"].status == "pass"
 
 
