@@ -40,6 +40,8 @@ ONE_LAYOUT: dict[Any, tuple[int, ...]] = {
     aten.native_group_norm.default: (0,),
     aten.native_group_norm_backward.default: (0, 1),
 }
+# Of these, what raises for an image that lies in neither format: a user who calls it so is told.
+REFUSES_OTHERS = frozenset({aten.native_group_norm.default})
 
 
 def layouts_wanted(node: Node) -> Mapping[Node, torch.Tensor]:
@@ -53,17 +55,18 @@ def layouts_wanted(node: Node) -> Mapping[Node, torch.Tensor]:
     together = [source for place in ONE_LAYOUT.get(node.target, ()) if isinstance(source := node.args[place], Node)]
     if together:
         layout = _layout_of(as_traced(together[-1]))
-        wanted |= {source: torch.empty_like(source.meta["val"], memory_format=layout) for source in together}
+        if layout is None and node.target not in REFUSES_OTHERS:
+            layout = torch.contiguous_format
+        if layout is not None:
+            wanted |= {source: torch.empty_like(source.meta["val"], memory_format=layout) for source in together}
     return wanted
 
 
-def _layout_of(image: torch.Tensor) -> torch.memory_format:
-    """The format that an image lies in, whatever the strides of dimensions of one are; contiguous if there is none."""
-    channels_last = IMAGES.get(image.dim())
-    if channels_last is None or lie_alike(image, torch.empty_like(image, memory_format=torch.contiguous_format)):
-        return torch.contiguous_format
-    is_last = lie_alike(image, torch.empty_like(image, memory_format=channels_last))
-    return channels_last if is_last else torch.contiguous_format
+def _layout_of(image: torch.Tensor) -> torch.memory_format | None:
+    """The format that an image lies in, whatever the strides of dimensions of one are."""
+    formats = (torch.contiguous_format, IMAGES.get(image.dim()))
+    known = (each for each in formats if each is not None)
+    return next((each for each in known if lie_alike(image, torch.empty_like(image, memory_format=each))), None)
 
 
 def _takes_any_layout(node: Node) -> bool:
