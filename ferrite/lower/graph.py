@@ -64,7 +64,7 @@ from ferrite.lower.captured import (
 )
 from ferrite.lower.flops import flops_of
 from ferrite.lower.host_sizes import HostSizes
-from ferrite.lower.layouts import layouts_wanted
+from ferrite.lower.layouts import format_of, layouts_wanted
 from ferrite.lower.padding import choose_strides, refusals, wants_dense
 from ferrite.lower.policy import Cost, cost_of
 from ferrite.lower.product import choose
@@ -529,7 +529,7 @@ class _OneGraph:
                 continue
             is_copied = not lies_so(value.fake, tuple(fake.stride()))
             if is_copied or value.is_promised or value.tensor is None:
-                copied[value.host] = self._exactly(self._held(value, fake), fake)
+                copied[value.host] = self._laid_out(value, fake)
             if is_copied:
                 lies = f"{argument.name} as {node.name} takes it; {bytes_of_tensor(fake):,} bytes"
                 self.shared.decisions.append(Decision("layout copy", (argument.name,), True, lies))
@@ -730,6 +730,20 @@ class _OneGraph:
         value.tensor, value.is_promised = of_buffer(self._buffer(name, value.fake)), False
         if value.node.op == "call_function":
             value.host = name
+
+    def _laid_out(self, value: _Value, fake: torch.Tensor) -> str:
+        """The name of a value's elements in memory as a fake tensor lies; by an op where no size of it is known here."""
+        layout = format_of(fake)
+        try:
+            return self._exactly(self._held(value, fake), fake)
+        except Unsupported:
+            if layout is None:
+                raise
+        name = self.shared.fresh(f"{value.host}_laid_out")
+        kind = {"memory_format": Named(str(layout))}
+        self.steps.append(Call(name, "aten.contiguous.default", (Ref(str(value.host)),), kind))
+        self._exists(value, name)
+        return name
 
     def _exactly(self, name: str, fake: torch.Tensor) -> str:
         """The name of the same memory with the strides of a fake tensor where it has dimensions of one, too."""

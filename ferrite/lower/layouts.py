@@ -19,7 +19,7 @@ from torch.fx import Node
 
 from ferrite.graph.effects import is_of_torch
 from ferrite.graph.query import is_view
-from ferrite.graph.relayout import IMAGES, READS_RELAID, TRACED, as_traced, lie_alike
+from ferrite.graph.relayout import IMAGES, READS_RELAID, TRACED, as_traced, lie_alike, lies_so
 
 aten = torch.ops.aten
 
@@ -54,7 +54,7 @@ def layouts_wanted(node: Node) -> Mapping[Node, torch.Tensor]:
                 wanted[source] = traced
     together = [source for place in ONE_LAYOUT.get(node.target, ()) if isinstance(source := node.args[place], Node)]
     if together:
-        layout = _layout_of(as_traced(together[-1]))
+        layout = format_of(as_traced(together[-1]))
         if layout is None and node.target not in REFUSES_OTHERS:
             layout = torch.contiguous_format
         if layout is not None:
@@ -62,11 +62,14 @@ def layouts_wanted(node: Node) -> Mapping[Node, torch.Tensor]:
     return wanted
 
 
-def _layout_of(image: torch.Tensor) -> torch.memory_format | None:
+def format_of(image: torch.Tensor) -> torch.memory_format | None:
     """The format that an image lies in, whatever the strides of dimensions of one are."""
+
+    def lies_in(format: torch.memory_format) -> bool:
+        return lies_so(image, format) or lie_alike(image, torch.empty_like(image, memory_format=format))
+
     formats = (torch.contiguous_format, IMAGES.get(image.dim()))
-    known = (each for each in formats if each is not None)
-    return next((each for each in known if lie_alike(image, torch.empty_like(image, memory_format=each))), None)
+    return next((each for each in formats if each is not None and lies_in(each)), None)
 
 
 def _takes_any_layout(node: Node) -> bool:

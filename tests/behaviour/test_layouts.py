@@ -97,6 +97,13 @@ def test_norms_between_convolutions_without_an_op_in_place(dynamic: bool) -> Non
     assert_right(module, torch.randn(1, 4, 14, 13), dynamic)
 
 
+def test_a_batch_norm_of_sizes_that_only_a_factor_knows() -> None:
+    """Half of a size that is a symbol has no form among the sizes of loops: ops in eager are given their layout by one
+    of PyTorch's own."""
+    layers = (nn.Conv2d(3, 4, 3, padding=1, bias=False), nn.Upsample(scale_factor=0.5), nn.BatchNorm2d(4), nn.ReLU())
+    assert_right(nn.Sequential(*layers, nn.Conv2d(4, 4, 3)), torch.randn(1, 3, 12, 15), dynamic=True)
+
+
 # ---- what is saved lies as the backward was compiled for
 
 
