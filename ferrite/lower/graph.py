@@ -732,7 +732,7 @@ class _OneGraph:
             value.host = name
 
     def _laid_out(self, value: _Value, fake: torch.Tensor) -> str:
-        """The name of a value's elements in memory as a fake tensor lies; by an op where no size of it is known here."""
+        """The name of a value's elements, laid out as a fake tensor is; by an op, where a size of it has no form."""
         layout = format_of(fake)
         try:
             return self._exactly(self._held(value, fake), fake)
