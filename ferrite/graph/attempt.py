@@ -14,6 +14,7 @@ from torch.fx import Node
 from ferrite.graph.arguments import kind
 from ferrite.graph.build import Build, Builder, CannotBuild
 from ferrite.graph.effects import is_random
+from ferrite.graph.gradients import lays_gradient_out
 from ferrite.graph.pieces import AT_ONCE, item_of
 from ferrite.graph.spread import NEEDS_STRIDES, Spread, fill_alike, is_doubtful
 from ferrite.graph.values import value_of
@@ -118,6 +119,7 @@ class Attempt:
             or _first(map(self._part_of_new, self._olds, self._results))
             or _first(map(self._regains_gradient, self._olds, self._results))
             or self._become_one()
+            or _first(map(self._lays_gradient_elsewhere, matched))
         )
 
     def _doubted(self) -> dict[Node, None]:
@@ -225,6 +227,16 @@ class Attempt:
         if result.op.startswith("call") and disabled in modes.of(result):
             return None
         return f"{old.name} runs without gradients, and {result.name} may need one"
+
+    def _lays_gradient_elsewhere(self, node: Node) -> str | None:
+        """A view whose backward lays the gradient of its source out anew goes, no other one comes, and an input would
+        get its gradient as it is."""
+        if not lays_gradient_out(node):
+            return None
+        source = node.all_input_nodes[0]
+        if not self._sound.gradients.shows_layout(source) or any(map(lays_gradient_out, self._new.made)):
+            return None
+        return f"the gradient of {source.name} would have other strides"
 
     def _become_one(self) -> str | None:
         """Two tensors that are returned, and that the caller could no longer tell apart."""

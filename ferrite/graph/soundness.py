@@ -16,7 +16,8 @@ alias      a view may stand for a copy, or a copy for a view, only if nobody can
 users      nothing is erased that is still read; work that stays is not done twice
 values     every new node has a fake value; the result has the dtype, device and sizes of what it replaces; no guard is
            added to find out
-layout     strides that would change do not reach an output, a view that cannot be, or an op that nobody knows
+layout     strides that would change do not reach an output, a view that cannot be, or an op that nobody knows; an
+           input does not get its gradient in another layout
 modes      all matched nodes run under one grad mode and autocast; none draws random numbers or writes
 limits     each rewrite is counted once, and left out past the limit that bisection sets
 
@@ -38,6 +39,7 @@ from ferrite.graph.arguments import bind, is_int, times_read
 from ferrite.graph.attempt import Attempt
 from ferrite.graph.build import Build, CannotBuild, Evaluator
 from ferrite.graph.effects import changes_mode, is_random, reshapes, written_by
+from ferrite.graph.gradients import Gradients
 from ferrite.graph.ledger import ledger_of
 from ferrite.graph.modes import Modes
 from ferrite.graph.spread import Spread
@@ -64,6 +66,10 @@ class Soundness:
     @property
     def evaluator(self) -> Evaluator:
         return self._fact("evaluator", lambda: Evaluator(self.graph, self.modes))
+
+    @property
+    def gradients(self) -> Gradients:
+        return self._fact("gradients", lambda: Gradients(self.graph, self.modes, self.aliases))
 
     @property
     def _writers(self) -> dict[Any, list[Node]]:

@@ -53,6 +53,36 @@ def test_result_and_gradient_strides(name: str, rank: int) -> None:
     compare(LAYOUTS[name], of_rank(rank).requires_grad_(), training=True, calls=1)
 
 
+def assert_gradient_lies_as_in_eager(function: Callable[[Tensor], Tensor], *given: Tensor, **how: Any) -> None:
+    """By `autograd.grad`, for each input in turn: what is accumulated into `.grad` is laid out as the leaf is."""
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend="ferrite", options={"strict": True}, **how)
+    for each in given:
+        x = each.detach().requires_grad_()
+        expected, found = (torch.autograd.grad(run(x).square().sum(), x)[0] for run in (function, compiled))
+        torch.testing.assert_close(found, expected)
+        assert found.stride() == expected.stride()
+
+
+# Each takes a view that is all of its source, and whose backward is a copy.
+WHOLE: dict[str, Callable[[Tensor], Tensor]] = {
+    "chunk": lambda x: x.chunk(2, 0)[0].exp(),
+    "split": lambda x: torch.split(x, 4, 1)[0].exp(),
+    "narrow": lambda x: torch.narrow(x, 1, 0, 4).exp(),
+    "split_and_cat": lambda x: torch.cat(x.split(2, 1), 1).exp().sum(),
+    "split_and_cat_after_a_sum": lambda x: torch.cat((x + 1).split(2, 1), 1).exp().sum(),
+    "split_and_stack": lambda x: torch.stack(x.split(1, 1), 1).exp().sum(),
+    "unbind_and_stack": lambda x: torch.stack(x.unbind(1), 0).exp().sum(),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_the_gradient_of_what_is_taken_apart_and_stays_whole(name: str) -> None:
+    """Of an input that is laid out otherwise than the copy."""
+    x = torch.randn(3, 9, 4).transpose(1, 2)
+    assert_gradient_lies_as_in_eager(WHOLE[name], x[:1] if name == "chunk" else x)
+
+
 def test_stride_of_a_dimension_of_size_one_in_a_view_while_training() -> None:
     """AOTAutograd rebuilds views of intermediates itself; in a dimension of size one it may choose another stride."""
     x = torch.randn(3, 4, 5, requires_grad=True)
