@@ -184,8 +184,9 @@ class CompiledGraph:
                 raise Unsupported("tensors that are not on the CPU")
             functions = self._in_python(kernels, self.code) if self.program.functions else {}
             made = assemble(
-                self.program, self.constants, kernels, functions, self.layout, settles=self.folder != PLACELESS
-            )
+                self.program, self.constants, kernels, functions, self.layout, settles=self.folder != PLACELESS,
+                backward=self.facts.phase == "backward",
+            )  # fmt: skip
         except Unsupported as error:
             self.why_python = str(error)
             return None
@@ -213,7 +214,10 @@ class CompiledGraph:
         from ferrite.artifact.native_host import assemble
 
         functions = self._in_python(kernels, code) if self.program.functions else {}
-        made = assemble(self.program, self.constants, kernels, functions, self.layout, ranges=True, passed=self._passed)
+        made = assemble(
+            self.program, self.constants, kernels, functions, self.layout, ranges=True, passed=self._passed,
+            backward=self.facts.phase == "backward",
+        )  # fmt: skip
         return _Profiled(label, made.function, made.alive)
 
     def __call__(self, args: list[Any]) -> Any:

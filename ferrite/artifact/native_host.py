@@ -52,6 +52,7 @@ from ferrite.artifact.layout import Layout, layout_of, plan_in, values_in
 from ferrite.artifact.lend import can_lend
 from ferrite.artifact.plan_memory import Need, Plan, locals_of, plan
 from ferrite.errors import Unsupported, within
+from ferrite.graph.eager_strides import is_dense, strides_anew
 from ferrite.graph.names import resolve
 from ferrite.host.memory import in_lines
 from ferrite.host.nodes import HOLD, Call, Free, HostProgram, Launch, Return, place_of_step
@@ -109,13 +110,14 @@ def assemble(
     ranges: bool = False,
     settles: bool = False,
     passed: dict[str, ctypes.c_int64] | None = None,
+    backward: bool = False,
 ) -> Assembled:
     """`functions`: those that operators call; `layout` and `passed`: if the program was assembled before; `ranges`:
     whether steps are marked for a profiler; `settles`: whether each call is followed by a check that it left no Python
-    error behind (always, if `SETTLES_ALL`). Raises `Unsupported` if a step has no door, `ValueError` if the layout is
-    that of another program."""
+    error behind (always, if `SETTLES_ALL`); `backward`: whether autograd adds results to other gradients. Raises
+    `Unsupported` if a step has no door, `ValueError` if the layout is that of another program."""
     passed = {} if passed is None else passed
-    assembler = _Assembler(program, constants, kernels, functions or {}, layout, ranges, settles, passed)
+    assembler = _Assembler(program, constants, kernels, functions or {}, layout, ranges, settles, passed, backward)
     function = assembler.function()
     if assembler.plan.outside is None:
         return Assembled(function, assembler.alive, None, None, None, passed, assembler.plan.need)
@@ -134,6 +136,7 @@ class _Assembler:
         ranges: bool,
         settles: bool,
         passed: dict[str, ctypes.c_int64],
+        backward: bool,
     ) -> None:
         self.layout = layout
         self.settles = settles or SETTLES_ALL
@@ -147,7 +150,7 @@ class _Assembler:
         self.functions = functions
         self.all = infer(program, constants) if layout is None else values_in(layout, program, constants)
         self.values, self.several, self.numbers = self.all.tensors, self.all.several, self.all.numbers
-        self.shown = _shown_views(program, self.all)
+        self.shown = _shown_views(program, self.all, backward)
         self.template = [0] * len((machine.LIST, machine.FRAME, machine.FAILED, machine.THREAD))
         self.known: dict[Any, int] = {}  # constants and shapes -> slot
         self.computed: dict[Index, int] = {}  # sizes -> slot
@@ -779,7 +782,7 @@ class _address(int):
 # ---- small things
 
 
-def _shown_views(program: HostProgram, values: Values) -> frozenset[str]:
+def _shown_views(program: HostProgram, values: Values, backward: bool) -> frozenset[str]:
     """Views of which the dispatcher has to know, because AOTAutograd asks a result for its base.
 
     Views that lead from an input to a result, where sizes change: AOTAutograd makes them again for the caller. It would
@@ -788,6 +791,9 @@ def _shown_views(program: HostProgram, values: Values) -> frozenset[str]:
 
     Views that lead to results with one memory, if the dispatcher makes some of them: a later graph that is given such
     results, and writes to one, must find the same base in all of them, or none in any.
+
+    Views that lead to a gradient that lies otherwise than a sum: autograd adds another gradient in place to one that
+    has no base, and the sum would lie like the view, in memory that may be larger.
     """
     given = {entry.name for entry in program.inputs}
     calls = {step.result: step for step in program.steps if isinstance(step, Call)}
@@ -808,20 +814,41 @@ def _shown_views(program: HostProgram, values: Values) -> frozenset[str]:
                 roots.add(name)
         return views, roots
 
+    results = [name for name in _names_in(program.steps[-1]) if name in values.tensors]
     groups: list[tuple[set[str], set[str], int]] = []  # views, roots, number of results
-    for name in _names_in(program.steps[-1]):
-        if name in values.tensors:
-            views, roots = memory(name)
-            count = 1
-            for group in [each for each in groups if not each[1].isdisjoint(roots)]:
-                views, roots, count = views | group[0], roots | group[1], count + group[2]
-                groups.remove(group)
-            groups.append((views, roots, count))
     shown: set[str] = set()
+    for name in results:
+        views, roots = memory(name)
+        if backward and name in values.views and _sum_would_show(values, name):
+            shown |= views & values.views
+        count = 1
+        for group in [each for each in groups if not each[1].isdisjoint(roots)]:
+            views, roots, count = views | group[0], roots | group[1], count + group[2]
+            groups.remove(group)
+        groups.append((views, roots, count))
     for views, roots, count in groups:
         if (values.changing and not roots.isdisjoint(given)) or (count > 1 and not views <= values.views):
             shown |= views & values.views
     return frozenset(shown)
+
+
+def _sum_would_show(values: Values, name: str) -> bool:
+    """Whether what is added to a tensor in place may lie otherwise than a new sum: it is dense, and does not fill its
+    memory, or the stride of a dimension is not what the faster ones come to. What is unknown may."""
+    value = values.tensors[name]
+    root = values.tensors.get(value.root)
+    if value.sizes is None or value.strides is None or root is None or root.sizes is None or root.strides is None:
+        return True
+    if (
+        value.dtype is None
+        or value.dtype != root.dtype
+        or any(extent.terms for extent in (*value.sizes, *value.strides, value.offset))
+    ):
+        return True
+    sizes, strides = (tuple(extent.constant for extent in extents) for extents in (value.sizes, value.strides))
+    if not is_dense(sizes, strides):
+        return False
+    return value.offset != ZERO or value.bytes != root.bytes or strides != strides_anew(sizes, strides)
 
 
 def _sources(name: str, calls: Mapping[str, Call], values: Values) -> list[str]:

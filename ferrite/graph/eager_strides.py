@@ -351,7 +351,12 @@ def strides_in_eager(sizes: Extents, operands: Sequence[Operand]) -> Extents:
 
 def strides_like(sizes: Extents, strides: Extents) -> Extents:
     """Those that `empty_like` gives: the same if they are dense, or else dense in the same order."""
-    return strides if is_dense(sizes, strides) else _dense(sizes, _order(sizes, [strides]))
+    return strides if is_dense(sizes, strides) else strides_anew(sizes, strides)
+
+
+def strides_anew(sizes: Extents, strides: Extents) -> Extents:
+    """Those of a new tensor that is dense in the same order."""
+    return _dense(sizes, _order(sizes, [strides]))
 
 
 def strides_of_view(old: Extents, strides: Extents, sizes: Extents) -> Extents | None:

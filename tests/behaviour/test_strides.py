@@ -83,6 +83,22 @@ def test_the_gradient_of_what_is_taken_apart_and_stays_whole(name: str) -> None:
     assert_gradient_lies_as_in_eager(WHOLE[name], x[:1] if name == "chunk" else x)
 
 
+@pytest.mark.parametrize("host", ["native", "python"])
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_a_gradient_that_autograd_adds_to_another(dynamic: bool, host: str) -> None:
+    """The compiled one is a part of larger memory, and what it is added to is not."""
+
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        return torch.cat([x, y], 1) @ torch.ones(6, 2)
+
+    x, y = torch.randn(1, 4, 6, requires_grad=True), torch.randn(1, 4, 6)
+    compiled = torch.compile(function, backend="ferrite", dynamic=dynamic, options={"strict": True, "host": host})
+    found, expected = (torch.autograd.grad(x.sin().sum() + run(x, y).sum(), x)[0] for run in (compiled, function))
+    torch.testing.assert_close(found, expected)
+    assert found.stride() == expected.stride()
+    assert found.untyped_storage().nbytes() == expected.untyped_storage().nbytes()
+
+
 def test_stride_of_a_dimension_of_size_one_in_a_view_while_training() -> None:
     """AOTAutograd rebuilds views of intermediates itself; in a dimension of size one it may choose another stride."""
     x = torch.randn(3, 4, 5, requires_grad=True)
