@@ -211,7 +211,7 @@ def _orders(node: Node) -> dict[int, list[int]]:
         value = source.meta.get("val")
         if not isinstance(value, torch.Tensor) or value.dim() not in IMAGES or value.layout != torch.strided:
             continue
-        order = order_of(value.stride())
+        order = order_of(value.shape, value.stride())
         if 0 not in value.stride() and order != sorted(order):
             orders.setdefault(value.dim(), order)
     return orders

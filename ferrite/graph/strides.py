@@ -56,10 +56,11 @@ def shown_as_made(graph: Graph) -> list[bool]:
     return [not isinstance(role, read) for role in roles]
 
 
-def order_of(strides: Sequence[Any]) -> list[int]:
-    """Dimensions from the slowest to the fastest; a stride that is a symbol counts as what it was in the trace."""
+def order_of(sizes: Sequence[Any], strides: Sequence[Any]) -> list[int]:
+    """Dimensions from the slowest to the fastest; a stride that is a symbol counts as what it was in the trace. Of two
+    with one stride, a dimension of size one is the faster: of size (2, 1, 3) and strides (3, 1, 1), the second."""
     hints = [stride if isinstance(stride, int) else stride.node.hint for stride in strides]
-    return sorted(range(len(hints)), key=lambda dim: -hints[dim])
+    return sorted(range(len(hints)), key=lambda dim: (-hints[dim], isinstance(sizes[dim], int) and sizes[dim] == 1))
 
 
 def restore_output_strides(graph: Graph) -> int:
@@ -124,7 +125,7 @@ def copy_with_strides(graph: Graph, node: Node, strides: tuple[Any, ...]) -> Nod
         kind = {"dtype": value.dtype, "device": value.device}
         buffer = insert(graph, aten.empty_strided.default, (list(value.shape), list(strides)), kind, value.fake_mode)
         return insert(graph, aten.copy.default, (buffer, node))
-    order = order_of(strides)
+    order = order_of(value.shape, strides)
     inverse = [order.index(dim) for dim in range(len(order))]
     permuted = insert(graph, aten.permute.default, (node, order))
     dense = insert(graph, aten.clone.default, (permuted,), {"memory_format": torch.contiguous_format})

@@ -99,6 +99,20 @@ def test_a_gradient_that_autograd_adds_to_another(dynamic: bool, host: str) -> N
     assert found.untyped_storage().nbytes() == expected.untyped_storage().nbytes()
 
 
+@pytest.mark.parametrize("layout", ["auto", "on", "off"])
+@pytest.mark.parametrize("kind", [torch.nn.Conv2d, torch.nn.ConvTranspose2d])
+def test_the_gradient_of_images_of_one_channel(kind: type[torch.nn.Module], layout: str) -> None:
+    """The stride of the channels is eager's also where sizes change."""
+    module = kind(1, 4, 3).to(memory_format=torch.channels_last)
+    options = {"strict": True, "layout": layout}
+    compiled = torch.compile(module, backend="ferrite", options=options)
+    for sizes in ((3, 1, 3, 9), (2, 1, 4, 10), (2, 1, 5, 7)):
+        x = torch.randn(sizes, requires_grad=True)
+        expected, found = (torch.autograd.grad(run(x).square().sum(), x)[0] for run in (module, compiled))
+        torch.testing.assert_close(found, expected)
+        assert found.stride() == expected.stride()
+
+
 def test_stride_of_a_dimension_of_size_one_in_a_view_while_training() -> None:
     """AOTAutograd rebuilds views of intermediates itself; in a dimension of size one it may choose another stride."""
     x = torch.randn(3, 4, 5, requires_grad=True)
