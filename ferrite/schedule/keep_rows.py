@@ -118,8 +118,8 @@ def _once(nest: Nest, lane: Axis, name: str) -> Kept | Refusal | None:
         operations = operations_in(node.body, node.axes)
         own = substitute_axes(node.body, {along: of_atom(lane)})
         again = (node.operation in TWO_PASSES) + (own in nodes)  # times after the first
-        if not operations or not again or not free_axes(node.body) <= {*nest.axes, along}:
-            continue
+        if not operations or not again or not {along} <= free_axes(node.body) <= {*nest.axes, along}:
+            continue  # what is the same all along a row is computed once anyway
         cost = f"{again} times {operations} operations an element, or {kept_bytes(own)} bytes written and read"
         if not pays_to_keep(own, operations, again, lane.extent):
             refusal = refusal or Refusal(f"to compute it again costs less: {cost}")

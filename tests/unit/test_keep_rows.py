@@ -46,6 +46,15 @@ def program(x: f32[15, 15], y: out(f32[15])):
     assert keep_rows(program).program is program
 
 
+def test_what_is_the_same_all_along_a_row_is_not_kept() -> None:
+    program = parse_program("""
+def program(x: f32[64, 1], y: out(f32[64, 128])):
+    for i, j in box(64, 128):
+        y[i, j] = tanh(x[i, 0]) / sum(tanh(x[i, 0]) for r in box(128)) + softmax(tanh(x[i, 0]) for r in box(128))
+""")
+    assert keep_rows(program).program is program
+
+
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [
