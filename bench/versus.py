@@ -16,6 +16,7 @@ import argparse
 import compileall
 import io
 import math
+import re
 import shutil
 import subprocess
 import sys
@@ -42,11 +43,26 @@ COLUMNS = (
 def check_out(commit: str, folder: Path) -> None:
     """The package of a commit with the benchmarks of this tree beside it. Bytecode is made here, for a first call that
     compiles Ferrite's own sources would count them."""
-    packed = subprocess.run(["git", "archive", commit, "ferrite"], cwd=ROOT, capture_output=True, check=True).stdout
+    command = ["git", "archive", commit, "ferrite", "pyproject.toml"]
+    packed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout
     with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
         archive.extractall(folder, filter="data")
+    _write_entry_points(folder)
     shutil.copytree(ROOT / "bench", folder / "bench", ignore=shutil.ignore_patterns("__pycache__"))
     compileall.compile_dir(folder, quiet=1)
+
+
+def _write_entry_points(folder: Path) -> None:
+    """By which PyTorch finds the backend of this commit: those that are installed name modules of another one."""
+    sections = re.findall(
+        r"^\[project\.entry-points\.(\S+)\]\n((?:.+\n)*)", (folder / "pyproject.toml").read_text(), re.M
+    )
+    about = folder / "ferrite-0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: ferrite\nVersion: 0\n")
+    (about / "entry_points.txt").write_text(
+        "".join(f"[{group}]\n{names}\n" for group, names in sections).replace('"', "")
+    )
 
 
 def model_cases(trees: dict[str, Path], models: list[str], modes: list[str], size: str) -> list[Case]:

@@ -66,6 +66,7 @@ from ferrite.artifact.key import (
 from ferrite.artifact.outline import outline_of
 from ferrite.artifact.store import GRAPHS, OBJECTS, Store, default_folder
 from ferrite.carried import GraphArtifact
+from ferrite.collection import without_collection
 from ferrite.errors import BrokenCache, Unsupported
 from ferrite.graph.names import resolve
 from ferrite.host.nodes import Call, HostProgram
@@ -467,6 +468,7 @@ def _nobody_sees(lookup: Lookup) -> Iterator[None]:
         _tell("unstored", lookup)
 
 
+@without_collection()
 def _keep(
     lookup: Lookup, told: Mapping[str, Any], made: Mapping[str, CompiledGraph], phases: tuple[str, ...], record: Record
 ) -> None:
