@@ -253,8 +253,8 @@ def source(stack: Stack, disturbed: bool = False) -> str:
     return "\n".join([*lines, f"        return {', '.join(names[place] for place in stack.outputs)}", ""])
 
 
-def prepare(model: nn.Module) -> None:
-    """Weights of norms that are not one, statistics that are not zero."""
+def prepare(model: nn.Module, is_channels_last: bool) -> None:
+    """Weights of norms that are not one, statistics that are not zero, and weights of images as they are to lie."""
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for value in model.parameters():
@@ -262,6 +262,10 @@ def prepare(model: nn.Module) -> None:
         for name, value in model.named_buffers():
             if name.endswith(("running_mean", "running_var")):
                 value += torch.rand(value.shape, generator=generator)
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d} if is_channels_last else {}
+    for value in model.parameters():
+        if value.dim() in formats:
+            value.data = value.data.contiguous(memory_format=formats[value.dim()])
 
 
 def build(stack: Stack, noted: Callable[[torch.Tensor], None] | None = None) -> nn.Module:
@@ -270,12 +274,7 @@ def build(stack: Stack, noted: Callable[[torch.Tensor], None] | None = None) -> 
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model: nn.Module = environment["Stack"]()
-    prepare(model)
-    if stack.setting.is_channels_last:
-        if len(stack.setting.sizes) == 5:
-            model = model.to(memory_format=torch.channels_last_3d)
-        else:
-            model = model.to(memory_format=torch.channels_last)
+    prepare(model, stack.setting.is_channels_last)
     return model.train(stack.setting.is_training)
 
 
@@ -355,8 +354,8 @@ def off(one, two):
 def made(dtype=torch.float32):
     torch.manual_seed(0)
     model = Stack()
-    prepare(model)
-    return model{format}.train({training}).to(dtype)
+    prepare(model, {is_channels_last})
+    return model.train({training}).to(dtype)
 
 
 backend = sys.argv[1] if len(sys.argv) > 1 else "ferrite"
@@ -378,7 +377,6 @@ for name in eager:
 def script(stack: Stack, options: Mapping[str, Any]) -> str:
     """A script that shows a difference: argv[1] is the backend. Float64 is eager's, not formulas of norms."""
     setting = stack.setting
-    wide = "_3d" if len(setting.sizes) == 5 else ""
     head = ["import sys", "", "import torch", "import torch.nn.functional as F", "from torch import nn", "", ""]
     start = {
         "like": "    return torch.empty_like(output.detach()).copy_(cotangent)",
@@ -396,7 +394,7 @@ def script(stack: Stack, options: Mapping[str, Any]) -> str:
             inputs="\n".join(_input_text(stack)),
             gradients=setting.wants_gradients,
             start=start,
-            format=f".to(memory_format=torch.channels_last{wide})" if setting.is_channels_last else "",
+            is_channels_last=setting.is_channels_last,
             training=setting.is_training,
             options=dict(options),
             dynamic=setting.dynamic,
