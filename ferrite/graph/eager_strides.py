@@ -104,6 +104,20 @@ def suggested_by(name: str) -> Rule:
     return rule
 
 
+def as_batch_norm(call: Call, sizes: Extents) -> Extents | None:
+    """Of a batch norm: a dense input decides by how it lies, contiguous before channels-last, others by what they
+    suggest. In the backward that is so only if the gradient is dense too, and suggests the same."""
+    operand, gradient = call.operand("input"), call.operand("grad_out")
+    if operand is None:
+        return None
+    is_suggested = suggests_channels_last(*operand)
+    operands = [operand] if gradient is None else [operand, gradient]
+    is_last = is_suggested
+    if all(_is_image(*each) and suggests_channels_last(*each) == is_suggested for each in operands):
+        is_last = not _is_contiguous(*operand)
+    return _in_channels_last(sizes) if is_last else _contiguous(sizes)
+
+
 def expanded(call: Call, sizes: Extents) -> Extents | None:
     """What has no dimension is expanded with strides of 0 only; a new dimension goes on from the one behind it."""
     operand = call.operand("self")
@@ -132,6 +146,31 @@ def outer(call: Call, sizes: Extents) -> Extents | None:
     return strides_in_eager(sizes, [tensor, ((*column[0], 1), (*column[1], 1)), row])
 
 
+def stacked(call: Call, sizes: Extents) -> Extents | None:
+    """What is joined along a dimension, channels-last if all operands suggest it, and then viewed with one more."""
+    operands = [_operand(tensor) for tensor in call.given("tensors")]
+    dim = call.given("dim") % len(sizes)
+    if dim == len(sizes) - 1 or not all(suggests_channels_last(*operand) for operand in operands):
+        return _contiguous(sizes)
+    joined = (*sizes[:dim], sizes[dim] * sizes[dim + 1], *sizes[dim + 2 :])
+    return strides_of_view(joined, _in_channels_last(joined), sizes)
+
+
+def rolled(call: Call, sizes: Extents) -> Extents | None:
+    """Dimension by dimension, two pieces are joined: channels-last if both suggest it, which an empty one does not."""
+    operand, dims = call.operand("self"), call.given("dims")
+    pieces = [(_hint(sizes[dim]), _hint(shift)) for shift, dim in zip(call.given("shifts"), dims, strict=False)]
+    if operand is None or not pieces or any(not size or shift % size == 0 for size, shift in pieces):
+        return _contiguous(sizes)
+    return _in_channels_last(sizes) if suggests_channels_last(*operand) else _contiguous(sizes)
+
+
+def halved(call: Call, sizes: Extents) -> Extents | None:
+    """As TensorIterator allocates for the two halves of an operand."""
+    operand = call.operand("self")
+    return strides_in_eager(sizes, [(sizes, operand[1])] * 2) if operand else None
+
+
 def turned(call: Call, sizes: Extents) -> Extents | None:
     """As `rot90` flips and transposes, or copies what is turned all around."""
     operand, times = call.operand("self"), call.given("k") % 4
@@ -142,6 +181,15 @@ def turned(call: Call, sizes: Extents) -> Extents | None:
         one, other = call.given("dims")
         strides[one], strides[other] = strides[other], strides[one]
     return tuple(strides)
+
+
+def if_empty(rule: Rule) -> Rule:
+    """For a result without elements."""
+
+    def checked(call: Call, sizes: Extents) -> Extents | None:
+        return rule(call, sizes) if any(_hint(size) == 0 for size in sizes) else None
+
+    return checked
 
 
 def if_whole(rule: Rule) -> Rule:
@@ -155,8 +203,8 @@ def if_whole(rule: Rule) -> Rule:
 
 # Their backward is pointwise, and not tagged so.
 _POINTWISE_BACKWARD = (
-    "elu", "gelu", "hardshrink", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "logit", "mish",
-    "sigmoid", "silu", "softplus", "softshrink", "tanh", "threshold",
+    "elu", "gelu", "hardshrink", "hardsigmoid", "hardswish", "hardtanh", "logit", "mish", "sigmoid",
+    "silu", "softplus", "softshrink", "tanh",
 )  # fmt: skip
 # Ops by name, with an overload if others differ, and the rule of each of their results; an op that is not here and is
 # tagged as pointwise: `pointwise`.
@@ -171,16 +219,20 @@ RULES: dict[str, tuple[Rule | None, ...]] = {
     "expand": (expanded,),
     "view": (viewed,),
     "_unsafe_view": (viewed,),
+    "stack": (stacked,),
     **dict.fromkeys(("sort", "frexp"), (like("self"), like("self"))),
     "rot90": (turned,),
     "addr": (outer,),
     "renorm": (contiguous,),
     "mvlgamma": (contiguous,),
+    "diag_embed": (contiguous,),
+    "sum.dim_IntList": (if_empty(contiguous),),
     "pow.Scalar": (contiguous,),
     "tril": (contiguous,),
     "triu": (contiguous,),
     # images
     "channel_shuffle": (suggested_by("self"),),
+    "roll": (rolled,),
     "max_unpool2d": (suggested_by("self"),),
     **dict.fromkeys(("reflection_pad3d", "reflection_pad3d_backward"), (suggested_by("self"),)),
     **dict.fromkeys(("replication_pad3d", "replication_pad3d_backward"), (suggested_by("self"),)),
@@ -190,11 +242,20 @@ RULES: dict[str, tuple[Rule | None, ...]] = {
     "native_layer_norm_backward": (contiguous, contiguous, contiguous),
     "native_group_norm": (suggested_by("input"), contiguous, contiguous),
     "native_group_norm_backward": (suggested_by("input"),),
-    "_native_batch_norm_legit": (suggested_by("input"),),
-    "_native_batch_norm_legit_functional": (suggested_by("input"),),
-    "_native_batch_norm_legit_no_training": (suggested_by("input"),),
-    "native_batch_norm": (suggested_by("input"),),
-    "native_batch_norm_backward": (suggested_by("input"),),
+    **dict.fromkeys(
+        (
+            "native_batch_norm",
+            "_native_batch_norm_legit",
+            "_native_batch_norm_legit_functional",
+            "_native_batch_norm_legit_no_training",
+            "_batch_norm_with_update",
+            "_batch_norm_with_update_functional",
+            "_batch_norm_no_update",
+            "native_batch_norm_backward",
+            "batch_norm_backward",
+        ),
+        (as_batch_norm,),
+    ),
     "_softmax": (contiguous,),
     "_log_softmax": (contiguous,),
     "_softmax_backward_data": (contiguous,),
@@ -204,7 +265,11 @@ RULES: dict[str, tuple[Rule | None, ...]] = {
     **dict.fromkeys(("deg2rad", "rad2deg", "nan_to_num"), (like("self"),)),
     "log_sigmoid_forward": (contiguous, contiguous),
     "hardtanh": (like("self"),),
+    "isnan": (pointwise,),
+    "glu": (halved,),
+    "glu_backward": (contiguous,),
     **dict.fromkeys((f"{name}_backward" for name in _POINTWISE_BACKWARD), (pointwise,)),
+    **dict.fromkeys(("threshold_backward", "leaky_relu_backward"), (of("self", "grad_output"),)),
     "log_sigmoid_backward": (like("grad_output"),),
     "rrelu_with_noise_functional": (contiguous, contiguous),
     "_prelu_kernel": (like("self"),),
@@ -332,17 +397,16 @@ class UnknownSize(Exception):
 def strides_in_eager(sizes: Extents, operands: Sequence[Operand]) -> Extents:
     """The strides of a pointwise result of these sizes.
 
-    If all operands have the result's sizes, and all are contiguous, or all are channels-last, so is the result; or all
-    are dense with the same strides, then the result has them too. Otherwise dimensions are sorted by the strides of the
-    first operand that tells two of them apart, and the result is dense in that order. A number counts as an operand
-    without dimensions wherever an op takes a tensor.
+    If all operands have the result's sizes, and all are contiguous, or all are channels-last of four dimensions, so is
+    the result; or all are dense with the same strides, then the result has them too. Otherwise dimensions are sorted by
+    the strides of the first operand that tells two of them apart, and the result is dense in that order. A number
+    counts as an operand without dimensions wherever an op takes a tensor.
     """
     if all(_equal(of, sizes) for of, _ in operands):
-        if all(_is_packed(*operand, range(len(sizes) - 1, -1, -1)) for operand in operands):
+        if all(_is_contiguous(*operand) for operand in operands):
             return _contiguous(sizes)
-        last = _CHANNELS_LAST.get(len(sizes))
-        if last is not None and all(_is_packed(*operand, last) for operand in operands):
-            return _dense(sizes, last)
+        if len(sizes) == 4 and all(_is_packed(*operand, _CHANNELS_LAST[4]) for operand in operands):
+            return _in_channels_last(sizes)
         if all(_equal(a[1], b[1]) for a, b in pairwise(operands)) and is_dense(*operands[0]):
             return operands[0][1]
     order = _order(sizes, [_stretched(sizes, operand) for operand in operands])
@@ -430,6 +494,16 @@ def _equal(one: Extents, other: Extents) -> bool:
 
 def _operand(tensor: torch.Tensor) -> Operand:
     return (tuple(tensor.shape), tuple(tensor.stride())) if tensor.layout == torch.strided else ((), ())
+
+
+def _is_contiguous(sizes: Extents, strides: Extents) -> bool:
+    return _is_packed(sizes, strides, range(len(sizes) - 1, -1, -1))
+
+
+def _is_image(sizes: Extents, strides: Extents) -> bool:
+    """Whether a tensor is contiguous or channels-last."""
+    last = _CHANNELS_LAST.get(len(sizes))
+    return _is_contiguous(sizes, strides) or (last is not None and _is_packed(sizes, strides, last))
 
 
 def _is_packed(sizes: Extents, strides: Extents, order: Sequence[int]) -> bool:

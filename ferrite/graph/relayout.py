@@ -47,6 +47,8 @@ READS_RELAID = "reads_relaid"  # an operand lies otherwise than in the trace
 _STRIDES_MATTER = frozenset({
     aten.as_strided.default, aten.as_strided_.default, aten.as_strided_scatter.default, aten.resize.default,
     aten.resize_as.default, aten.view.default, aten.view.dtype, aten._unsafe_view.default,
+    # The backward graph may be given such a number, and takes it for the one that the trace had.
+    aten.sym_stride.int, aten.sym_stride.default, aten.sym_storage_offset.default, aten.sym_is_contiguous.default,
     # These take the last dimension for one that lies in a row, without a look.
     aten._scaled_dot_product_flash_attention_for_cpu.default,
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default,

@@ -334,10 +334,10 @@ class _OneGraph:
     def _on_host(self, node: Node, name: str, root: _Value | None = None) -> _Value:
         """A value that exists under a name: note its memory and the sizes that it makes known."""
         value, fake = _Value(node, name, root=root), node.meta.get("val")
+        self.host_sizes.learn(name, fake)
         if not self.shared.rules.use_rows:
             return value
         self._exists(value, name)
-        self.host_sizes.learn(name, fake)
         if is_of_data(fake):
             self.of_data.add(node)
         if is_plain(fake):

@@ -254,6 +254,10 @@ class Drawn:
     slope: torch.Tensor
     state: torch.Tensor
 
+    @property
+    def changes_something(self) -> bool:
+        return bool((self.base != 0).any() or (self.slope != 1).any())
+
 
 class Draws:
     """What random layers drew in eager, call by call."""
@@ -310,6 +314,8 @@ class Formulas(TorchFunctionMode):
         drawn, value = next(self.drawn), args[0]
         torch.set_rng_state(drawn.state)
         if kwargs.get("inplace") or args[-1] is True:
+            if not drawn.changes_something:
+                return value  # as eager does without writing: a leaf is allowed
             return value.mul_(drawn.slope).add_(drawn.base)
         return value * drawn.slope + drawn.base
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,10 +13,11 @@ from torch.utils._pytree import tree_leaves
 
 from tests.ops.cases import DTYPES, op_table, pick, samples
 
-from .layouts import LAYOUTS, laid_out, with_ones
+from .layouts import LAYOUTS, Lay, as_it_is, channels_last, contiguous, laid_out, raised, transposed, with_ones
 from .ops import Judge, described
 
 WAYS = (*LAYOUTS, "first transposed", "first channels_last", "first odd")
+COTANGENTS = (as_it_is, contiguous, transposed, channels_last)  # how gradients of results lie
 
 
 @dataclass
@@ -55,7 +56,7 @@ def judge(name: str, plan: Plan) -> Found:
             continue
         try:
             with observer:
-                _gradients(op.op, arguments, process)
+                _gradients(op.op, arguments, process, COTANGENTS)
         except (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError):
             continue  # eager does not take such sizes
     found.add(Found(observer.calls, observer.differences, observer.unknown))
@@ -68,9 +69,11 @@ def _arguments(name: str, op: Any, plan: Plan) -> Iterator[tuple[Any, Any]]:
             continue
         trains = op.supports_autograd and DTYPES[dtype] in op.supported_backward_dtypes("cpu")
         for sample in pick(list(samples(name, dtype, "train" if trains else "infer")), plan.samples):
-            for _, cut in with_ones((sample.input, sample.args, sample.kwargs)):
-                for way in plan.ways:
-                    yield laid_out(cut, way), sample.process
+            given = (sample.input, sample.args, sample.kwargs)
+            for each in filter(None, (given, raised(given, 4), raised(given, 5))):
+                for _, cut in with_ones(each):
+                    for way in plan.ways:
+                        yield laid_out(cut, way), sample.process
 
 
 def _judge_call(name: str, op: Any, arguments: Any, process: Any, plan: Plan, found: Found) -> None:
@@ -97,16 +100,20 @@ def _judge_call(name: str, op: Any, arguments: Any, process: Any, plan: Plan, fo
             found.differences.append((name, f"{name}({given}): {what}s: eager {other}, compiled {one}"))
 
 
-def _gradients(function: Any, arguments: Any, process: Any) -> tuple[list[Any], list[Any]]:
-    """The strides of results, and of the gradients that these have of tensors that want some."""
+def _gradients(
+    function: Any, arguments: Any, process: Any, cotangents: Sequence[Lay] = (as_it_is,)
+) -> tuple[list[Any], list[Any]]:
+    """The strides of results, and of the gradients that tensors have which want some: for gradients of the results that
+    lie in each of these ways."""
     first, args, kwargs = arguments
     made = function(first, *args, **kwargs)
     wanted = [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
     outputs = [leaf for leaf in tree_leaves(process(made)) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
-    gradients: Any = ()
+    gradients: list[Any] = []
     if wanted and outputs and all(output.layout == torch.strided for output in outputs):
-        tangents = [torch.ones_like(output) for output in outputs]
-        gradients = torch.autograd.grad(outputs, wanted, tangents, allow_unused=True)
+        for lay in cotangents:
+            tangents = [lay(torch.ones_like(output)) for output in outputs]
+            gradients += torch.autograd.grad(outputs, wanted, tangents, allow_unused=True, retain_graph=True)
     return [_strides(leaf) for leaf in tree_leaves(made)], [_strides(leaf) for leaf in gradients]
 
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
+Lay: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 ODD = 77  # the stride of a dimension of one that no layout explains
+
+
+def as_it_is(x: torch.Tensor) -> torch.Tensor:
+    return x
 
 
 def contiguous(x: torch.Tensor) -> torch.Tensor:
@@ -49,7 +54,7 @@ def moved(x: torch.Tensor) -> torch.Tensor:
     return x.transpose(-1, -2).contiguous().transpose(-1, -2)
 
 
-LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+LAYOUTS: dict[str, Lay] = {
     function.__name__: function for function in (contiguous, transposed, channels_last, sliced, odd, moved)
 }
 
@@ -81,6 +86,23 @@ def laid_out(arguments: Any, layout: str) -> Any:
         return made.requires_grad_(value.requires_grad)
 
     return tree_map(lay, arguments)
+
+
+def raised(arguments: Any, rank: int) -> Any | None:
+    """Arguments with more leading dimensions, so that each tensor has `rank`; None if one has that many. Not every op
+    takes them."""
+    tensors = [leaf for leaf in tree_leaves(arguments) if is_laid_out(leaf)]
+    if not tensors or not all(0 < leaf.dim() < rank for leaf in tensors):
+        return None
+
+    def raise_one(value: Any) -> Any:
+        if not is_laid_out(value):
+            return value
+        missing = rank - value.dim()
+        made = value.detach()[(None,) * missing].repeat((2, 3, 2, 2)[:missing] + (1,) * value.dim())
+        return made.requires_grad_(value.requires_grad)
+
+    return tree_map(raise_one, arguments)
 
 
 def with_ones(arguments: Any) -> Iterator[tuple[str, Any]]:

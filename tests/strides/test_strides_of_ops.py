@@ -18,6 +18,7 @@ aten = torch.ops.aten
 
 OPS = (
     "tril", "triu", "flip", "roll", "renorm", "rot90", "sort", "ones_like", "zeros_like", "expand", "view", "addr",
+    "stack", "diag_embed", "isnan", "nn.functional.glu", "nn.functional.relu", "nn.functional.leaky_relu",
     "mvlgamma.mvlgamma_p_1", "__rpow__", "frexp", "deg2rad", "nan_to_num", "nn.functional.layer_norm",
     "nn.functional.group_norm",
     "nn.functional.batch_norm", "nn.functional.instance_norm", "log_softmax", "softmax", "nn.functional.logsigmoid",
