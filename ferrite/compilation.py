@@ -20,7 +20,7 @@ from torch._dynamo.utils import preserve_rng_state
 from torch._functorch.aot_autograd import make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ferrite import caching, pipeline
@@ -33,7 +33,7 @@ from ferrite.graph.decompose import decomposition_table
 from ferrite.graph.eager_strides import promised_as_in_eager
 from ferrite.graph.query import family
 from ferrite.graph.snapshot import restore, take
-from ferrite.graph.strides import current_strides
+from ferrite.graph.strides import current_strides, output_values
 from ferrite.graph.whole import kept_whole
 from ferrite.options import Options
 from ferrite.packaging import Package
@@ -98,6 +98,7 @@ class Compilation:
 
     def _partition(self, joint: GraphModule, inputs: Sequence[Any], **facts: Any) -> tuple[GraphModule, GraphModule]:
         """Joint passes, then the user's partitioner or min-cut; what AOTAutograd knows is handed on untouched."""
+        _refuse_other_results(joint, facts["num_fwd_outputs"])
         self._note_nodes(joint)
         entry = self.record.graph("joint")
         pipeline.edit_joint(joint, self.options, entry)
@@ -206,6 +207,25 @@ def _donated(context: TracingContext | None) -> frozenset[int]:
     """The inputs of a backward graph that AOTAutograd says nobody else has: activations that the forward saved."""
     facts = context.fw_metadata if context is not None else None
     return frozenset((facts.bw_donated_idxs if facts is not None else None) or ())
+
+
+def _refuse_other_results(joint: GraphModule, count: int) -> None:
+    """AOTAutograd loses a result where a parameter is written to and results are buffers that are written to under
+    no_grad (an embedding with `max_norm` before a spectral norm): the caller would get other tensors in its place. That
+    is seen by the gradients, each of which is of a result, in the order of results."""
+    results = iter(_extents(value) for value in output_values(joint.graph)[:count])
+    for node in joint.graph.find_nodes(op="placeholder"):
+        if str(node.target).startswith("tangents") and not any(_extents(node) == extents for extents in results):
+            raise Unsupported("a trace that gives other results than the function", at=node.name)
+
+
+def _extents(node: Any) -> tuple[torch.dtype, tuple[str, ...]] | None:
+    """The dtype and sizes of a tensor; sizes by what they were in the trace, where that is known."""
+    value = node.meta.get("val") if isinstance(node, Node) else None
+    if not isinstance(value, torch.Tensor):
+        return None
+    hints = (size if isinstance(size, int) else size.node.hint for size in value.shape)
+    return value.dtype, tuple("unknown" if hint is None else str(hint) for hint in hints)
 
 
 def _tangents(module: GraphModule) -> frozenset[int]:

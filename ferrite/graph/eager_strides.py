@@ -23,6 +23,7 @@ from typing import Any, TypeAlias
 import torch
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensorMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 Extents: TypeAlias = "tuple[Any, ...]"  # of integers, or symbols
@@ -318,12 +319,15 @@ def _takes_a_tensor(target: OpOverload, schema: Any) -> bool:
 _changing = threading.Lock()
 _depth = [0]  # how many are inside `promised_as_in_eager`
 _untouched = FakeTensorMode.dispatch
+_untouched_functional = FunctionalTensorMode.__torch_dispatch__
 
 
 class _Here(threading.local):
-    """Of this thread, how often it is inside."""
+    """Of this thread: how often it is inside; and, if the op that is made functional now writes to its first argument,
+    its name without the underscore, and that argument."""
 
     depth = 0
+    written: tuple[str, Operand] | None = None
 
 
 _here = _Here()
@@ -336,6 +340,7 @@ def promised_as_in_eager() -> Iterator[None]:
     with _changing:
         _depth[0] += 1
         FakeTensorMode.dispatch = _dispatch
+        FunctionalTensorMode.__torch_dispatch__ = _dispatch_functional
     _here.depth += 1
     try:
         yield
@@ -345,11 +350,45 @@ def promised_as_in_eager() -> Iterator[None]:
             _depth[0] -= 1
             if not _depth[0]:
                 FakeTensorMode.dispatch = _untouched
+                FunctionalTensorMode.__torch_dispatch__ = _untouched_functional
+
+
+def _dispatch_functional(mode: FunctionalTensorMode, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    """In place, a result lies as what it is written to; of the op that stands in for it, `_dispatch` says so."""
+    if not _here.depth or not _writes_in_place(func) or not isinstance(args[0], torch.Tensor):
+        return _untouched_functional(mode, func, types, args, kwargs)
+    _here.written = (func._schema.name.removesuffix("_"), _operand(args[0]))
+    try:
+        return _untouched_functional(mode, func, types, args, kwargs)
+    finally:
+        _here.written = None
+
+
+@functools.cache
+def _writes_in_place(op: Any) -> bool:
+    if not isinstance(op, OpOverload) or op.namespace != "aten" or torch.Tag.inplace_view in op.tags:
+        return False
+    return op._schema.is_mutable and op._schema.name.endswith("_")
+
+
+def in_place(operand: Operand) -> Rule:
+    """As what is written to, or dense in the same order."""
+
+    def rule(call: Call, sizes: Extents) -> Extents | None:
+        return strides_like(*operand) if _equal(operand[0], sizes) else None
+
+    return rule
 
 
 def _dispatch(mode: FakeTensorMode, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
     made = _untouched(mode, func, types, args, kwargs or {})
-    rules = rules_of(func) if _here.depth else ()
+    if not _here.depth:
+        return made
+    rules, written = rules_of(func), _here.written
+    if written is not None and isinstance(func, OpOverload):
+        name, operand = written
+        if func._schema.name.removesuffix("_functional") == name:
+            rules = (in_place(operand), *rules[1:])
     if not rules:
         return made
     if isinstance(made, FakeTensor):

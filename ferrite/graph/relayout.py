@@ -242,7 +242,7 @@ def adopt_inputs(graph: Graph, values: Iterable[Any]) -> int:
     moved: dict[Node, Any] = {}
     for node, value in zip(graph.find_nodes(op="placeholder"), values, strict=False):
         traced = node.meta.get("val")
-        if isinstance(traced, torch.Tensor) and isinstance(value, torch.Tensor) and not lie_alike(traced, value):
+        if isinstance(traced, torch.Tensor) and isinstance(value, torch.Tensor) and not same_metadata(traced, value):
             node.meta["val"] = value
             node.meta[TRACED] = moved[node] = traced
     if moved:

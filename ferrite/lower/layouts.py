@@ -20,6 +20,7 @@ from torch.fx import Node
 from ferrite.graph.effects import is_of_torch
 from ferrite.graph.query import is_view
 from ferrite.graph.relayout import IMAGES, READS_RELAID, TRACED, as_traced, lie_alike, lies_so
+from ferrite.graph.values import same_metadata
 
 aten = torch.ops.aten
 
@@ -50,7 +51,7 @@ def layouts_wanted(node: Node) -> Mapping[Node, torch.Tensor]:
     if READS_RELAID in node.meta and not _takes_any_layout(node):
         for source in node.all_input_nodes:
             traced = source.meta.get(TRACED)
-            if isinstance(traced, torch.Tensor) and not lie_alike(source.meta["val"], traced):
+            if isinstance(traced, torch.Tensor) and not same_metadata(source.meta["val"], traced):
                 wanted[source] = traced
     together = [source for place in ONE_LAYOUT.get(node.target, ()) if isinstance(source := node.args[place], Node)]
     if together:

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.parametrizations import spectral_norm
 from torch.utils.checkpoint import checkpoint
 
+from ferrite.failure import FerriteError
 from tests.behaviour.compare import STRICT, assert_same, compare, equal
 
 
@@ -412,3 +414,24 @@ def test_results_that_are_views_of_leaves(name: str, dynamic: bool) -> None:
     for eager, ours in zip(*sides, strict=True):
         assert ours.stride() == eager.stride()
         torch.testing.assert_close(ours, eager)
+
+
+def test_results_that_autograd_loses_are_left_to_eager() -> None:
+    """AOTAutograd hands on a buffer in the place of the result, where a parameter is written to as well."""
+
+    def made() -> nn.Module:
+        torch.manual_seed(0)
+        embedding = nn.Embedding(10, 6, max_norm=1.0)
+        return nn.Sequential(embedding, spectral_norm(nn.Conv1d(12, 12, 5, bias=False)))
+
+    tokens = torch.arange(24).reshape(2, 12) % 10
+    with pytest.raises(FerriteError, match="other results than the function"):
+        torch.compile(made(), backend="ferrite", options=STRICT)(tokens)
+    torch._dynamo.reset()
+    model, compiled = made(), made()
+    run = torch.compile(compiled, backend="ferrite", options={"cache": "off"})
+    for call in (lambda: model(tokens), lambda: run(tokens)):
+        call().square().sum().backward()
+    for one, other in zip(compiled.parameters(), model.parameters(), strict=True):
+        assert equal(one, other)
+        assert equal(one.grad, other.grad)

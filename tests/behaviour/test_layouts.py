@@ -236,3 +236,67 @@ def test_draws_behind_a_convolution_are_those_of_eager(name: str, training: bool
     record = ferrite.last_record()
     assert record is not None
     assert any(choice.what == "channels last" and choice.taken for choice in record.decisions)
+
+
+# ---- strides that users and backward graphs see
+
+
+class TurnedAndClipped(nn.Module):
+    """The gradient of what is written in place to a view is laid out by strides that the forward saved as numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(8, 1, 5, stride=2, dilation=2, bias=False)
+        self.second = nn.Conv2d(1, 4, 1, stride=(1, 2), padding=2, dilation=2, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.hardtanh(self.second(self.first(x)).transpose(0, 1), inplace=True)
+
+
+@pytest.mark.parametrize("layout", ["on", "off"])
+def test_strides_that_a_forward_graph_saves(layout: str) -> None:
+    torch.manual_seed(0)
+    module = TurnedAndClipped()
+    assert_right(module, torch.randn(2, 8, 15, 12), dynamic=True, options={"layout": layout})
+
+
+def test_the_gradient_of_a_weight_behind_one_channel() -> None:
+    """An image of one channel lies both ways at once, but for a stride that tells nothing; kernels look at that too."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Conv2d(4, 1, 5, padding=1), nn.ConvTranspose2d(1, 4, 3))
+    x = torch.randn(1, 4, 7, 7, requires_grad=True)
+    compiled = torch.compile(module, backend="ferrite", dynamic=False, options=STRICT)
+    strides = []
+    for run in (module, compiled):
+        made = run(x)
+        gradients = torch.autograd.grad(made, [x, *module.parameters()], torch.randn(made.shape))
+        strides.append([gradient.stride() for gradient in gradients])
+    assert strides[0] == strides[1]
+
+
+WRITTEN: dict[str, Callable[[Tensor], Tensor]] = {
+    "tril": lambda x: x.tril_(),
+    "renorm": lambda x: x.renorm_(2, 0, 1.0),
+    "rrelu": lambda x: functional.rrelu(x, inplace=True, training=True),
+    "add": lambda x: x.add_(torch.ones(x.shape)),
+    "copy": lambda x: x.copy_(torch.ones(x.shape)),
+    "part": lambda x: x[..., 1:3].tril_(),
+    "transposed": lambda x: x.transpose_(-1, -2),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("name", WRITTEN)
+def test_what_is_written_in_place_stays_where_it_is(name: str, dynamic: bool) -> None:
+    """The op that stands in for one in place may lay out its result in another way."""
+    write = WRITTEN[name]
+    options = STRICT | {"fallback_random": True}
+    compiled = torch.compile(lambda x: write(x + 1), backend="ferrite", dynamic=dynamic, options=options)
+    images = torch.randn(2, 3, 5, 4).contiguous(memory_format=torch.channels_last)
+    for x in (torch.randn(4, 5).t(), images, torch.randn(3, 1, 5).as_strided((3, 1, 5), (5, 77, 1))):
+        made = []
+        for run in (lambda x: write(x + 1), compiled):
+            torch.manual_seed(0)
+            made.append(run(x))
+        assert made[1].stride() == made[0].stride()
+        torch.testing.assert_close(made[1], made[0])

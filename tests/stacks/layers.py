@@ -351,6 +351,8 @@ def pad(draw: Draw) -> Layer | None:
     count = draw.spatial
     widths = tuple(draw.choose((1, 0, 2, -1)) for _ in range(2 * count))
     kind = draw.choose(("Reflection", "Replication", "Zero", "Constant", "Circular"))
+    if kind == "Circular":  # with a negative width, eager leaves elements that nothing fills
+        widths = tuple(max(0, width) for width in widths)
     value = (0.5,) if kind == "Constant" else ()
     return draw.module(spelled(f"nn.{kind}Pad{count}d", widths, *value))
 
