@@ -62,7 +62,7 @@ def pointwise(call: Call, sizes: Extents) -> Extents | None:
         value = call.args[place]
         if isinstance(value, torch.Tensor):
             operands.append(_operand(value))
-        elif isinstance(value, (bool, int, float)) and _takes_a_tensor(call.op, schema):
+        elif isinstance(value, (bool, int, float, complex)) and _takes_a_tensor(call.op, schema):
             operands.append(((), ()))
     return strides_in_eager(sizes, operands) if operands else None
 
@@ -148,10 +148,14 @@ def outer(call: Call, sizes: Extents) -> Extents | None:
 
 
 def stacked(call: Call, sizes: Extents) -> Extents | None:
-    """What is joined along a dimension, channels-last if all operands suggest it, and then viewed with one more."""
+    """What is joined along a dimension, channels-last if all operands suggest it, and then viewed with one more; a new
+    last dimension is there before they are joined."""
     operands = [_operand(tensor) for tensor in call.given("tensors")]
     dim = call.given("dim") % len(sizes)
-    if dim == len(sizes) - 1 or not all(suggests_channels_last(*operand) for operand in operands):
+    if dim == len(sizes) - 1:
+        is_last = all(suggests_channels_last((*of, 1), (*strides, 1)) for of, strides in operands)
+        return _in_channels_last(sizes) if is_last else _contiguous(sizes)
+    if not all(suggests_channels_last(*operand) for operand in operands):
         return _contiguous(sizes)
     joined = (*sizes[:dim], sizes[dim] * sizes[dim + 1], *sizes[dim + 2 :])
     return strides_of_view(joined, _in_channels_last(joined), sizes)
@@ -184,6 +188,111 @@ def turned(call: Call, sizes: Extents) -> Extents | None:
     return tuple(strides)
 
 
+def powered(call: Call, sizes: Extents) -> Extents | None:
+    """Of an operand, and of two to the power of the other, which is contiguous."""
+    operand, power = call.operand("self"), call.operand("other")
+    if operand is None or power is None:
+        return None
+    return strides_in_eager(sizes, [operand, (power[0], _contiguous(power[0]))])
+
+
+def compared(call: Call, sizes: Extents) -> Extents | None:
+    """Of a number, and of what TensorIterator allocates for the absolute value."""
+    operand = call.operand("self")
+    return strides_in_eager(sizes, [(sizes, strides_in_eager(sizes, [operand])), ((), ())]) if operand else None
+
+
+def as_soft_margin_loss_backward(call: Call, sizes: Extents) -> Extents | None:
+    """Of the target, and of its product with the input; the gradient of the result comes last, in place."""
+    operand, target = call.operand("self"), call.operand("target")
+    if operand is None or target is None:
+        return None
+    negative = (target[0], strides_in_eager(target[0], [target]))
+    return strides_in_eager(sizes, [target, (sizes, strides_in_eager(sizes, [negative, operand]))])
+
+
+def as_rrelu_backward(call: Call, sizes: Extents) -> Extents | None:
+    """In training, of the noise and the gradient; or as of a leaky one."""
+    is_noisy = call.given("training") and call.given("upper") - call.given("lower") > 1e-6
+    return (of("noise", "grad_output") if is_noisy else of("self", "grad_output"))(call, sizes)
+
+
+def indexed(call: Call, sizes: Extents) -> Extents | None:
+    """Of the operand, repeated along what the indices ask for, and of the indices, which are put among its dimensions:
+    in place of the first one they index if these are neighbours, or else in front."""
+    operand, indices = call.operand("self"), call.given("indices")
+    if operand is None or any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices):
+        return None  # sizes by values
+    where = [dim for dim, index in enumerate(indices) if index is not None]
+    before = list(range(where[0])) if where[-1] - where[0] == len(where) - 1 else []
+    after = [dim for dim in range(len(operand[0])) if dim not in where and dim not in before]
+    wide = len(sizes) - len(before) - len(after)
+    if wide != max(indices[dim].dim() for dim in where):  # the trace forgets dimensions where an index has none
+        return None
+    of = sizes[len(before) : len(before) + wide]
+    put = (*(1,) * len(before), *of, *(1,) * len(after))
+    source = (*(operand[1][dim] for dim in before), *(0,) * wide, *(operand[1][dim] for dim in after))
+    operands: list[Operand] = [(sizes, source)]
+    for dim in where:
+        strides = strides_of_view(of, _stretched(of, _operand(indices[dim])), put)
+        if strides is None:
+            return None
+        operands.append((put, strides))
+    return strides_in_eager(sizes, operands)
+
+
+def exponential(call: Call, sizes: Extents) -> Extents | None:
+    """Of matrices of one element, as of numbers."""
+    return of("self")(call, sizes) if _hint(sizes[-1]) == 1 else None
+
+
+def as_cdist_backward(call: Call, sizes: Extents) -> Extents | None:
+    """Like the operand, where there is no distance to it."""
+    gradient = call.operand("grad")
+    return like("x1")(call, sizes) if gradient and any(_hint(size) == 0 for size in gradient[0]) else None
+
+
+def transformed(call: Call, sizes: Extents) -> Extents | None:
+    """Of a Fourier transform by MKL: its dimensions are the fastest, the others are in the order of the operand."""
+    operand, dims = call.operand("self"), list(call.given("dim"))
+    if operand is None or not dims or not torch.backends.mkl.is_available():
+        return None
+    strides = operand[1]
+    match call.op._schema.name:
+        case "aten::_fft_c2c":
+            dims = _slowest_first(dims, strides)
+        case "aten::_fft_r2c":
+            dims[:-1] = _slowest_first(dims[:-1], strides)
+        case "aten::_fft_c2r" if dims[1:]:  # all but the last one, in a transform before
+            strides = _dense(operand[0], _order_of_transform(strides, _slowest_first(dims[:-1], strides)))
+            dims = dims[-1:]
+    return _dense(sizes, _order_of_transform(strides, dims))
+
+
+def _order_of_transform(strides: Extents, dims: Sequence[int]) -> list[int]:
+    """Dimensions from the fastest to the slowest: the kernel parts them as `std::partition` does, then sorts those that
+    are not transformed."""
+    others = list(range(len(strides)))
+    first, last = 0, len(strides)
+    while True:
+        while first != last and others[first] not in dims:
+            first += 1
+        if first == last:
+            break
+        last -= 1
+        while first != last and others[last] in dims:
+            last -= 1
+        if first == last:
+            break
+        others[first], others[last] = others[last], others[first]
+        first += 1
+    return [*reversed(dims), *reversed(_slowest_first(others[:first], strides))]
+
+
+def _slowest_first(dims: Sequence[int], strides: Extents) -> list[int]:
+    return sorted(dims, key=lambda dim: -_hint(strides[dim]))
+
+
 def if_empty(rule: Rule) -> Rule:
     """For a result without elements."""
 
@@ -207,6 +316,10 @@ _POINTWISE_BACKWARD = (
     "elu", "gelu", "hardshrink", "hardsigmoid", "hardswish", "hardtanh", "logit", "mish", "sigmoid",
     "silu", "softplus", "softshrink", "tanh",
 )  # fmt: skip
+_CONTIGUOUS = (
+    "_unsafe_masked_index", "diag_embed", "index_add", "index_copy", "isin", "masked_fill", "mvlgamma", "normal",
+    "pow.Scalar", "renorm", "tril", "triu",
+)  # fmt: skip
 # Ops by name, with an overload if others differ, and the rule of each of their results; an op that is not here and is
 # tagged as pointwise: `pointwise`.
 RULES: dict[str, tuple[Rule | None, ...]] = {
@@ -224,16 +337,18 @@ RULES: dict[str, tuple[Rule | None, ...]] = {
     **dict.fromkeys(("sort", "frexp"), (like("self"), like("self"))),
     "rot90": (turned,),
     "addr": (outer,),
-    "renorm": (contiguous,),
-    "mvlgamma": (contiguous,),
-    "diag_embed": (contiguous,),
+    **dict.fromkeys(_CONTIGUOUS, (contiguous,)),
     "sum.dim_IntList": (if_empty(contiguous),),
-    "pow.Scalar": (contiguous,),
-    "tril": (contiguous,),
-    "triu": (contiguous,),
+    **dict.fromkeys(("index", "_unsafe_index"), (indexed,)),
+    "_conj_physical": (like("self"),),
+    "rsub.Tensor": (of("other", "self"),),
+    "linalg_matrix_exp": (exponential,),
+    "_cdist_backward": (as_cdist_backward,),
+    **dict.fromkeys(("_fft_c2c", "_fft_r2c", "_fft_c2r"), (transformed,)),
     # images
     "channel_shuffle": (suggested_by("self"),),
     "roll": (rolled,),
+    "grid_sampler_2d": (contiguous,),
     "max_unpool2d": (suggested_by("self"),),
     **dict.fromkeys(("reflection_pad3d", "reflection_pad3d_backward"), (suggested_by("self"),)),
     **dict.fromkeys(("replication_pad3d", "replication_pad3d_backward"), (suggested_by("self"),)),
@@ -262,6 +377,7 @@ RULES: dict[str, tuple[Rule | None, ...]] = {
     "_softmax_backward_data": (contiguous,),
     "_log_softmax_backward_data": (contiguous,),
     "linalg_vector_norm": (contiguous,),
+    "_scaled_dot_product_flash_attention_for_cpu": (like("query"),),
     # activations, and others that fill a tensor like their operand
     **dict.fromkeys(("deg2rad", "rad2deg", "nan_to_num"), (like("self"),)),
     "log_sigmoid_forward": (contiguous, contiguous),
@@ -273,21 +389,25 @@ RULES: dict[str, tuple[Rule | None, ...]] = {
     **dict.fromkeys(("threshold_backward", "leaky_relu_backward"), (of("self", "grad_output"),)),
     "log_sigmoid_backward": (like("grad_output"),),
     "rrelu_with_noise_functional": (contiguous, contiguous),
+    "rrelu_with_noise_backward": (as_rrelu_backward,),
     "_prelu_kernel": (like("self"),),
     "_prelu_kernel_backward": (of("self", "weight", "grad_output"), of("self", "weight", "grad_output")),
     # losses
     "binary_cross_entropy": (if_whole(like("self")),),
     "binary_cross_entropy_backward": (like("self"),),
     "binary_cross_entropy_with_logits": (if_whole(like("target")),),
+    **dict.fromkeys(("mse_loss", "smooth_l1_loss"), (if_whole(of("self", "target")),)),
     "huber_loss": (if_whole(like("self")),),
     "huber_loss_backward": (contiguous,),
     "mse_loss_backward": (contiguous,),
     "smooth_l1_loss_backward": (contiguous,),
+    "soft_margin_loss_backward": (as_soft_margin_loss_backward,),
     "nll_loss2d_forward": (contiguous,),
     "nll_loss2d_backward": (like("self"),),
-    # tagged as pointwise, and computed in several steps: the trace makes the same steps
-    **dict.fromkeys(("isinf", "isfinite", "relu6", "ldexp"), ()),
-    **dict.fromkeys(("_to_copy", "copy", "masked_fill"), ()),
+    # tagged as pointwise, and computed in several steps; the trace makes the same steps where there is no rule
+    "ldexp": (powered,),
+    "isinf": (compared,),
+    **dict.fromkeys(("isfinite", "relu6", "_to_copy", "copy"), ()),
 }
 
 # Overloads that make a tensor of the number before they compute, and ops with such a name that do not.

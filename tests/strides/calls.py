@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -14,10 +14,12 @@ from torch.utils._pytree import tree_leaves
 from tests.ops.cases import DTYPES, op_table, pick, samples
 
 from .layouts import LAYOUTS, Lay, as_it_is, channels_last, contiguous, laid_out, raised, transposed, with_ones
-from .ops import Judge, described
+from .ops import Found, Judge, described
 
 WAYS = (*LAYOUTS, "first transposed", "first channels_last", "first odd")
 COTANGENTS = (as_it_is, contiguous, transposed, channels_last)  # how gradients of results lie
+# Eager does not take such sizes, or has no such op on this device.
+REFUSALS = (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError, AssertionError)
 
 
 @dataclass
@@ -32,58 +34,58 @@ class Plan:
     backend: str = "ferrite"
 
 
-@dataclass
-class Found:
-    """What came of an op, or of many."""
-
-    calls: Counter[str] = field(default_factory=Counter)
-    differences: list[tuple[str, str]] = field(default_factory=list)
-    unknown: Counter[str] = field(default_factory=Counter)
-
-    def add(self, other: Found) -> None:
-        self.calls += other.calls
-        self.unknown += other.unknown
-        self.differences += other.differences
-
-
 def judge(name: str, plan: Plan) -> Found:
     """Every call of one op of the database that the plan asks for."""
-    found, op = Found(), op_table()[name]
+    found = Found()
+    for each in judged(name, plan):
+        found.add(each)
+    return found
+
+
+def judged(name: str, plan: Plan, skipped: int = 0) -> Iterator[Found]:
+    """What came of each call but the first ones, as soon as it is known: the next may end the process."""
+    op = op_table()[name]
     observer = Judge(dynamic=plan.dynamic)
-    for arguments, process in _arguments(name, op, plan):
+    for arguments, process in islice(_arguments(name, op, plan), skipped, None):
         if plan.level == "calls":
-            _judge_call(name, op, arguments, process, plan, found)
+            yield _of_call(name, op, arguments, process, plan)
             continue
         try:
             with observer:
                 _gradients(op.op, arguments, process, COTANGENTS)
-        except (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError):
-            continue  # eager does not take such sizes
-    found.add(Found(observer.calls, observer.differences, observer.unknown))
-    return found
+        except REFUSALS:
+            pass
+        yield observer.found
+        observer.found = Found()
 
 
 def _arguments(name: str, op: Any, plan: Plan) -> Iterator[tuple[Any, Any]]:
+    """Those of the database, and last the same in higher ranks, which not every kernel survives."""
     for dtype in plan.dtypes:
         if DTYPES[dtype] not in op.supported_dtypes("cpu"):
             continue
         trains = op.supports_autograd and DTYPES[dtype] in op.supported_backward_dtypes("cpu")
-        for sample in pick(list(samples(name, dtype, "train" if trains else "infer")), plan.samples):
-            given = (sample.input, sample.args, sample.kwargs)
-            for each in filter(None, (given, raised(given, 4), raised(given, 5))):
+        picked = pick(list(samples(name, dtype, "train" if trains else "infer")), plan.samples)
+        for rank in (None, 4, 5):
+            for sample in picked:
+                given = (sample.input, sample.args, sample.kwargs)
+                each = raised(given, rank) if rank else given
+                if each is None:
+                    continue
                 for _, cut in with_ones(each):
                     for way in plan.ways:
                         yield laid_out(cut, way), sample.process
 
 
-def _judge_call(name: str, op: Any, arguments: Any, process: Any, plan: Plan, found: Found) -> None:
+def _of_call(name: str, op: Any, arguments: Any, process: Any, plan: Plan) -> Found:
+    found = Found()
     given = ", ".join(map(described, tree_leaves(arguments)))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             expected = _gradients(op.op, arguments, process)
-        except (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError):
-            return  # eager does not take such sizes
+        except REFUSALS:
+            return found
         found.calls[name] += 1
         torch._dynamo.reset()
         options = {"cache": "off", "fallback_random": True} if plan.backend == "ferrite" else None
@@ -94,10 +96,11 @@ def _judge_call(name: str, op: Any, arguments: Any, process: Any, plan: Plan, fo
             made = _gradients(lambda x, *args, **kwargs: compiled(x, args, kwargs), arguments, process)
         except Exception as error:  # other tests look at these
             found.unknown[f"{name}: {type(error).__name__}: {str(error)[:80]}"] += 1
-            return
+            return found
     for what, one, other in zip(("result", "gradient"), made, expected, strict=True):
         if one != other:
             found.differences.append((name, f"{name}({given}): {what}s: eager {other}, compiled {one}"))
+    return found
 
 
 def _gradients(

@@ -7,6 +7,7 @@ for sizes of more than one, if sizes are dynamic.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -24,15 +25,27 @@ from ferrite.graph.eager_strides import promised_as_in_eager
 KEPT_BY_VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
 
 
+@dataclass
+class Found:
+    """What came of one call, or of many."""
+
+    calls: Counter[str] = field(default_factory=Counter)
+    differences: list[tuple[str, str]] = field(default_factory=list)  # op, and what differs
+    unknown: Counter[str] = field(default_factory=Counter)  # errors of fake kernels
+
+    def add(self, other: Found) -> None:
+        self.calls += other.calls
+        self.unknown += other.unknown
+        self.differences += other.differences
+
+
 class Judge(TorchDispatchMode):
     """Compares every call that is made in it, once for each combination of sizes, strides and numbers."""
 
     def __init__(self, *, dynamic: bool = False) -> None:
         super().__init__()
         self.dynamic = dynamic
-        self.calls: Counter[str] = Counter()
-        self.differences: list[tuple[str, str]] = []  # op, and what differs
-        self.unknown: Counter[str] = Counter()  # errors of fake kernels
+        self.found = Found()
         self._seen: set[Any] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -44,21 +57,21 @@ class Judge(TorchDispatchMode):
         self._seen.add((func, shown))
         mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
         made = func(*args, **kwargs)
-        self.calls[str(func)] += 1
+        self.found.calls[str(func)] += 1
         try:
             fakes = self._faked(mode, (args, kwargs))
             with torch.no_grad(), enable_python_dispatcher(), promised_as_in_eager(), mode:
                 promised = func(*fakes[0], **fakes[1])
         except Exception as error:  # what only a run can tell
-            self.unknown[f"{func}: {type(error).__name__}: {str(error)[:80]}"] += 1
+            self.found.unknown[f"{func}: {type(error).__name__}: {str(error)[:80]}"] += 1
             return made
         for place, (real, fake) in enumerate(zip(tree_leaves(made), tree_leaves(promised), strict=False)):
-            if isinstance(real, torch.Tensor) and isinstance(fake, torch.Tensor) and real.layout == torch.strided:
+            if _has_strides(real, fake):
                 strides = tuple(step if isinstance(step, int) else step.node.hint for step in fake.stride())
                 is_known = func in KEPT_BY_VIEWS and leaves[0].shape == real.shape
                 if strides != real.stride() and None not in strides and not is_known:
                     where = f"{func}({shown}) [{place}] {tuple(real.shape)}"
-                    self.differences.append((str(func), f"{where}: eager {real.stride()}, promised {strides}"))
+                    self.found.differences.append((str(func), f"{where}: eager {real.stride()}, promised {strides}"))
         return made
 
     def _faked(self, mode: FakeTensorMode, arguments: Any) -> Any:
@@ -80,6 +93,14 @@ class Judge(TorchDispatchMode):
             return known[id(value)]
 
         return tree_map(fake, arguments)
+
+
+def _has_strides(real: Any, fake: Any) -> bool:
+    """Whether a promise can be held against a result: not that of a sparse op whose fake kernel makes up a result which
+    has other dimensions than eager's."""
+    if not isinstance(real, torch.Tensor) or not isinstance(fake, torch.Tensor):
+        return False
+    return real.layout == fake.layout == torch.strided and real.dim() == fake.dim()
 
 
 def described(value: Any) -> str:

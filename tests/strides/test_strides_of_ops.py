@@ -41,7 +41,7 @@ def test_the_judge_sees_a_wrong_promise(monkeypatch: pytest.MonkeyPatch) -> None
     with Judge() as observer:
         torch.randn(5, 5).t().pow(2)
         aten.log_sigmoid_forward(torch.randn(5, 5).t())
-    ((op, line), _) = observer.differences  # result and buffer
+    ((op, line), _) = observer.found.differences  # result and buffer
     assert op == "aten.log_sigmoid_forward.default"
     assert line.endswith("eager (5, 1), promised (1, 5)")
 
