@@ -35,8 +35,9 @@ Operand: TypeAlias = "tuple[Extents, Extents]"  # sizes and strides
 class Call:
     """A call whose results are looked at."""
 
-    def __init__(self, op: OpOverload, args: Sequence[Any], kwargs: Any) -> None:
+    def __init__(self, op: OpOverload, args: Sequence[Any], kwargs: Any, dtype: torch.dtype | None = None) -> None:
         self.op, self.args, self.kwargs = op, args, kwargs
+        self.dtype = dtype  # of its only result
 
     def given(self, name: str) -> Any:
         """An argument by its name; what the schema has, where it is not given."""
@@ -54,17 +55,28 @@ Rule: TypeAlias = Callable[[Call, Extents], "Extents | None"]  # None: the promi
 
 
 def pointwise(call: Call, sizes: Extents) -> Extents | None:
-    """As TensorIterator allocates: see `strides_in_eager`."""
+    """As TensorIterator allocates: see `strides_in_eager`. An operand of another dtype than it computes in is first
+    copied."""
+    given = list(zip(call.op._schema.arguments, call.args, strict=False))
+    computed = _computed_in([value for schema, value in given if isinstance(value, torch.Tensor)], call.dtype)
     operands: list[Operand] = []
-    for place, schema in enumerate(call.op._schema.arguments):
-        if place >= len(call.args):
-            break
-        value = call.args[place]
+    for schema, value in given:
         if isinstance(value, torch.Tensor):
-            operands.append(_operand(value))
+            is_copied = computed not in (None, value.dtype) and schema.name != "condition"
+            sizes_of, strides_of = _operand(value)
+            operands.append((sizes_of, strides_like(sizes_of, strides_of) if is_copied else strides_of))
         elif isinstance(value, (bool, int, float, complex)) and _takes_a_tensor(call.op, schema):
             operands.append(((), ()))
     return strides_in_eager(sizes, operands) if operands else None
+
+
+def _computed_in(operands: Sequence[torch.Tensor], made: torch.dtype | None) -> torch.dtype | None:
+    """The dtype of a pointwise computation; None if all operands have it. A result that is floating tells of operands
+    that are not, or of a number that is; numbers tell nothing else that matters to strides."""
+    dtypes = {operand.dtype for operand in operands if operand.dim()}
+    if made is not None and made.is_floating_point:
+        dtypes.add(made)
+    return functools.reduce(torch.promote_types, dtypes) if len(dtypes) > 1 else None
 
 
 def of(*names: str) -> Rule:
@@ -139,6 +151,15 @@ def viewed(call: Call, sizes: Extents) -> Extents | None:
     return strides_of_view(*operand, sizes)
 
 
+def pointwise_or(complex_rule: Rule) -> Rule:
+    """As TensorIterator allocates, but for complex numbers."""
+
+    def rule(call: Call, sizes: Extents) -> Extents | None:
+        return (complex_rule if call.given("self").is_complex() else pointwise)(call, sizes)
+
+    return rule
+
+
 def outer(call: Call, sizes: Extents) -> Extents | None:
     """Of a tensor, a column and a row."""
     tensor, column, row = (call.operand(name) for name in ("self", "vec1", "vec2"))
@@ -196,19 +217,23 @@ def powered(call: Call, sizes: Extents) -> Extents | None:
     return strides_in_eager(sizes, [operand, (power[0], _contiguous(power[0]))])
 
 
-def compared(call: Call, sizes: Extents) -> Extents | None:
-    """Of a number, and of what TensorIterator allocates for the absolute value."""
-    operand = call.operand("self")
-    return strides_in_eager(sizes, [(sizes, strides_in_eager(sizes, [operand])), ((), ())]) if operand else None
+def as_isinf(call: Call, sizes: Extents) -> Extents | None:
+    """Of a number, and of what TensorIterator allocates for the absolute value; of both parts of a complex number. What
+    has no fraction is not looked at."""
+    operand, dtype = call.operand("self"), call.given("self").dtype
+    if operand is None or not (dtype.is_floating_point or dtype.is_complex):
+        return like("self")(call, sizes)
+    part = tuple(2 * stride for stride in operand[1]) if dtype.is_complex else operand[1]
+    return strides_in_eager(sizes, [(sizes, strides_in_eager(sizes, [(sizes, part)])), ((), ())])
 
 
 def as_soft_margin_loss_backward(call: Call, sizes: Extents) -> Extents | None:
-    """Of the target, and of its product with the input; the gradient of the result comes last, in place."""
+    """Of the negative target, and of its product with the input; the gradient of the result comes last, in place."""
     operand, target = call.operand("self"), call.operand("target")
     if operand is None or target is None:
         return None
     negative = (target[0], strides_in_eager(target[0], [target]))
-    return strides_in_eager(sizes, [target, (sizes, strides_in_eager(sizes, [negative, operand]))])
+    return strides_in_eager(sizes, [negative, (sizes, strides_in_eager(sizes, [negative, operand]))])
 
 
 def as_rrelu_backward(call: Call, sizes: Extents) -> Extents | None:
@@ -341,6 +366,9 @@ RULES: dict[str, tuple[Rule | None, ...]] = {
     "sum.dim_IntList": (if_empty(contiguous),),
     **dict.fromkeys(("index", "_unsafe_index"), (indexed,)),
     "_conj_physical": (like("self"),),
+    **dict.fromkeys(("complex", "polar"), (pointwise,)),
+    "abs": (pointwise_or(like("self")),),
+    "angle": (pointwise_or(contiguous),),
     "rsub.Tensor": (of("other", "self"),),
     "linalg_matrix_exp": (exponential,),
     "_cdist_backward": (as_cdist_backward,),
@@ -406,7 +434,7 @@ RULES: dict[str, tuple[Rule | None, ...]] = {
     "nll_loss2d_backward": (like("self"),),
     # tagged as pointwise, and computed in several steps; the trace makes the same steps where there is no rule
     "ldexp": (powered,),
-    "isinf": (compared,),
+    "isinf": (as_isinf,),
     **dict.fromkeys(("isfinite", "relu6", "_to_copy", "copy"), ()),
 }
 
@@ -512,7 +540,7 @@ def _dispatch(mode: FakeTensorMode, func: Any, types: Any, args: Any = (), kwarg
     if not rules:
         return made
     if isinstance(made, FakeTensor):
-        return _corrected(mode, made, rules[0], Call(func, args, kwargs or {}))
+        return _corrected(mode, made, rules[0], Call(func, args, kwargs or {}, made.dtype))
     call = Call(func, args, kwargs or {})
     leaves, shape = tree_flatten(made)
     for place, (leaf, rule) in enumerate(zip(leaves, rules, strict=False)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .calls import Plan, judge
-from .layouts import LAYOUTS, laid_out
+from .layouts import LAYOUTS, channels_last, contiguous, laid_out, odd, transposed
 from .ops import Judge
 
 aten = torch.ops.aten
@@ -44,6 +45,63 @@ def test_the_judge_sees_a_wrong_promise(monkeypatch: pytest.MonkeyPatch) -> None
     ((op, line), _) = observer.found.differences  # result and buffer
     assert op == "aten.log_sigmoid_forward.default"
     assert line.endswith("eager (5, 1), promised (1, 5)")
+
+
+def _marks(x: Tensor) -> Tensor:
+    """Of this layout, zeros to index with."""
+    return torch.zeros_like(x, dtype=torch.int64)
+
+
+# Single ops, of two operands of the same sizes in layouts of their own.
+PAIRS: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "masked_fill": lambda x, y: aten.masked_fill.Scalar(x, y > 0, 1.0),
+    "isin": lambda x, y: aten.isin.Tensor_Tensor(x, y.reshape(-1)[:2]),
+    "normal": lambda x, y: (aten.normal.Tensor_Tensor(x, y.exp()), aten.normal.Tensor_float(x, 1.5)),
+    "rsub": lambda x, y: aten.rsub.Tensor(x, y, alpha=2),
+    "ldexp": lambda x, y: (aten.ldexp.Tensor(x[..., :1], y), aten.ldexp.Tensor(x, y[:1])),
+    "isinf": lambda x, y: (aten.isinf.default(x), aten.isinf.default(torch.complex(x, y)), aten.isinf.default(x.int())),
+    "conj_physical": lambda x, y: aten._conj_physical.default(torch.complex(x, y)),
+    "polar": lambda x, y: torch.polar(x.exp(), y),
+    "complex number": lambda x, y: aten.mul.Scalar(torch.complex(x, y), 1j),
+    "complex length": lambda x, y: (aten.abs.default(torch.complex(x, y)), aten.angle.default(torch.complex(x, y))),
+    "other dtypes": lambda x, y: (aten.add.Tensor(x, y[:1].expand(y.shape).int()), aten.mul.Tensor(x.cfloat(), y)),
+    "integers": lambda x, y: aten.exp.default(y[:1].expand(y.shape).int()),
+    "condition": lambda x, y: aten.where.self(y[:1].expand(y.shape) > 0, x, x),
+    "stack": lambda x, y: aten.stack.default([x[..., 0], x[..., 0]], -1),
+    "index": lambda x, y: (aten.index.Tensor(x, [None, _marks(y)]), aten._unsafe_index.Tensor(x, [_marks(y), None])),
+    "two indices": lambda x, y: aten.index.Tensor(x, [_marks(y)[0], None, _marks(x)[:1, 0]]),
+    "masked_index": lambda x, y: aten._unsafe_masked_index.default(x, y > 0, [_marks(y)] * y.dim(), 0.5),
+    "index_add": lambda x, y: aten.index_add.default(x, 0, torch.arange(len(x)), y),
+    "index_copy": lambda x, y: aten.index_copy.default(x, 0, torch.arange(len(x)), y),
+    "matrix_exp": lambda x, y: aten.linalg_matrix_exp.default(x[..., :1, :1]),
+    "fourier": lambda x, y: aten._fft_c2c.default(torch.complex(x, y), [1], 0, True),
+    "fourier, two": lambda x, y: aten._fft_c2c.default(torch.complex(x, y), [2, 1], 0, True),
+    "fourier of reals": lambda x, y: aten._fft_r2c.default(x, [0, 2], 0, True),
+    "fourier to reals": lambda x, y: aten._fft_c2r.default(torch.complex(x, y), [0, 2], 0, 2 * x.shape[2] - 2),
+    "losses": lambda x, y: (aten.mse_loss.default(x, y, 0), aten.smooth_l1_loss.default(x, y, 0)),
+    "soft_margin": lambda x, y: aten.soft_margin_loss_backward.default(x, y, x, 0),
+    "rrelu, training": lambda x, y: aten.rrelu_with_noise_backward.default(x, x, y, 0.0, 1.0, True, False),
+    "rrelu": lambda x, y: aten.rrelu_with_noise_backward.default(x, y, y, 0.0, 1.0, False, False),
+    "no distances": lambda x, y: aten._cdist_backward.default(y[..., :0], x, y[..., :0, :], 2.0, y[..., :0]),
+}  # fmt: skip
+IMAGES: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "attention": lambda x, y: aten._scaled_dot_product_flash_attention_for_cpu.default(x, y, y),
+    "grid_sampler": lambda x, y: aten.grid_sampler_2d.default(x, y[..., :2], 0, 0, True),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("name", [*PAIRS, *IMAGES])
+def test_a_single_op_is_promised_as_in_eager(name: str, dynamic: bool) -> None:
+    observer = Judge(dynamic=dynamic)
+    for sizes in ((2, 3, 1, 2), (1, 3, 5, 2)) if name in IMAGES else ((2, 3, 2, 1), (2, 1, 4)):
+        for one, other in product((contiguous, transposed, odd), (contiguous, channels_last, odd)):
+            x, y = one(torch.randn(sizes)), other(torch.randn(sizes))
+            with observer:
+                (PAIRS.get(name) or IMAGES[name])(x, y)
+    assert observer.found.calls
+    assert not observer.found.unknown
+    assert [line for _, line in observer.found.differences] == []
 
 
 CALLS: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
