@@ -31,6 +31,7 @@ class Plan:
     dtypes: tuple[str, ...] = ("f32",)
     samples: int = 3  # of an op
     ways: tuple[str, ...] = WAYS
+    ranks: tuple[int | None, ...] = (None, 4, 5)  # that samples are raised to; None: as they are
     backend: str = "ferrite"
 
 
@@ -66,7 +67,7 @@ def _arguments(name: str, op: Any, plan: Plan) -> Iterator[tuple[Any, Any]]:
             continue
         trains = op.supports_autograd and DTYPES[dtype] in op.supported_backward_dtypes("cpu")
         picked = pick(list(samples(name, dtype, "train" if trains else "infer")), plan.samples)
-        for rank in (None, 4, 5):
+        for rank in plan.ranks:
             for sample in picked:
                 given = (sample.input, sample.args, sample.kwargs)
                 each = raised(given, rank) if rank else given

@@ -28,11 +28,13 @@ OPS = (
     "nn.functional.huber_loss", "nn.functional.mse_loss", "nn.functional.nll_loss",
 )  # fmt: skip
 
+WAYS = ("contiguous", "transposed", "channels_last", "first odd")
+
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("name", OPS)
 def test_what_is_promised_is_eagers(name: str, dynamic: bool) -> None:
-    found = judge(name, Plan(dynamic=dynamic, samples=2))
+    found = judge(name, Plan(dynamic=dynamic, samples=2, ways=WAYS, ranks=(None, 4)))
     assert found.calls
     assert [line for _, line in found.differences] == []
 
