@@ -18,12 +18,14 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
+from ferrite.artifact.dispatch import changes_storage, may_move_memory
 from ferrite.artifact.host_values import Shape, contiguous, read_size
+from ferrite.artifact.kernels import Kernel
 from ferrite.errors import Unsupported
 from ferrite.graph.names import resolve
-from ferrite.graph.plain import same_strides, why_not_plain
+from ferrite.graph.plain import same_strides, why_no_memory, why_not_plain
 from ferrite.graph.text import show_type, split_type
-from ferrite.host.nodes import ALLOCATE, HOLD, VIEWS, Call, HostProgram, Input, Launch, Return
+from ferrite.host.nodes import ALLOCATE, HOLD, PART, VIEWS, Call, HostProgram, Input, Launch, Return
 from ferrite.loops.index import Atom, Index, evaluate, free_atoms, show_atom
 from ferrite.syntax import refs
 
@@ -145,13 +147,15 @@ def _fits(wanted: Index, found: int, known: Known) -> bool:
 class Keeper:
     """What a program takes for granted of a tensor that it is given, because it reads its memory: no guard has looked
     at what stands behind the address. `dtype` is None if only operators are handed the tensor, which look themselves;
-    `may_copy`: nobody sees whether another tensor stands in the place of this one."""
+    `may_copy`: nobody sees whether another tensor stands in the place of this one; `has_memory`: its elements have to
+    be there when the program starts."""
 
     program: str
     name: str
     type: str
     dtype: torch.dtype | None
     may_copy: bool
+    has_memory: bool
 
     def keep(self, arg: Any, sizes: Sequence[int], strides: Sequence[int]) -> torch.Tensor:
         """The argument, or a copy of it that lies in memory as was promised. Raises RuntimeError if there is none."""
@@ -163,13 +167,13 @@ class Keeper:
             arg = torch.zeros(arg.shape, dtype=arg.dtype, device=arg.device)
         if self.may_copy and arg.is_neg():
             arg = arg.resolve_neg()
-        why = why_not_plain(arg)
+        why = why_not_plain(arg, has_memory=self.has_memory)
         if not why and (arg.dtype != self.dtype or list(arg.shape) != list(sizes)):
             why = show_type(arg)
         if not why and not same_strides(arg, strides):
-            if self.may_copy:
+            why = why_no_memory(arg) if self.may_copy else show_type(arg)
+            if not why:
                 return arg.new_empty_strided(sizes, strides).copy_(arg)
-            why = show_type(arg)
         if why:
             raise self._refusal(why)
         return arg
@@ -181,13 +185,14 @@ class Keeper:
 def keepers_of(program: HostProgram, read: Collection[str], in_place: Written) -> dict[str, Keeper]:
     """One for each input that is no number. `read`: those whose addresses are read; `in_place`: for each kernel, the
     parameters that it changes."""
-    seen = _seen_by_others(program, in_place)
+    seen, later = _seen_by_others(program, in_place), _filled_later(program)
     found = {}
     for entry in program.inputs:
         if not entry.is_number:
             dtype = split_type(entry.type)[0] if entry.name in read else None
             may_copy = entry.saved or entry.donated or entry.name not in seen
-            found[entry.name] = Keeper(program.name, entry.name, entry.type, dtype, may_copy)
+            has_memory = entry.name not in later
+            found[entry.name] = Keeper(program.name, entry.name, entry.type, dtype, may_copy, has_memory)
     return found
 
 
@@ -226,6 +231,64 @@ def _read_by_kernels(program: HostProgram) -> set[str]:
         elif isinstance(step, Call) and step.target in VIEWS and step.result in read:
             read.update(refs(step.args[0]))
     return read
+
+
+def _filled_later(program: HostProgram) -> set[str]:
+    """Inputs of which no step reads or writes elements before a call that gives a storage another size: sharded
+    training hands in freed parameters, which the program fills. Nothing says which inputs share that storage, so this
+    holds for all. What is read behind the call is looked at there."""
+    if not any(isinstance(step, Call) and changes_storage(step) for step in program.steps):
+        return set()
+    memory = {entry.name: {entry.name} for entry in program.inputs if not entry.is_number}
+    unread = {*memory}
+    for step in program.steps:
+        match step:
+            case Call() if changes_storage(step):
+                break
+            case Call():
+                operands = set[str]().union(*(memory.get(name, ()) for name in refs((step.args, step.kwargs))))
+                if not _reads_no_elements(step):
+                    unread -= operands
+                memory[step.result] = operands
+            case Launch():
+                unread -= set[str]().union(*(memory.get(name, ()) for name in step.buffers))
+    return unread
+
+
+def _reads_no_elements(call: Call) -> bool:
+    """Whether a call takes a part of a list, makes a view, or asks for a size."""
+    if call.target == PART:
+        return True
+    schema = getattr(resolve(call.target), "_schema", None)
+    if schema is None:
+        return False
+    aliases = [result.alias_info for result in schema.returns]
+    return schema.name.startswith("aten::sym_") or any(each is not None and not each.is_write for each in aliases)
+
+
+def checking_memory(program: HostProgram, kernels: Mapping[str, Kernel]) -> dict[str, Kernel]:
+    """The kernels for a program that runs in Python. Those that are launched behind a call that may give storages other
+    memory look at the memory of their arguments first."""
+    checked = dict(kernels)
+    for part in (*program.functions, program):
+        moved = False
+        for step in part.steps:
+            if isinstance(step, Launch) and moved:
+                checked[step.kernel] = check_memory(step.kernel, program.name, kernels[step.kernel])
+            moved = moved or (isinstance(step, Call) and may_move_memory(step))
+    return checked
+
+
+def check_memory(name: str, program: str, kernel: Kernel) -> Kernel:
+    """A kernel that raises for a tensor whose elements are not all in memory."""
+
+    def run(*arguments: Any) -> None:
+        for each in arguments:
+            if isinstance(each, torch.Tensor) and (why := why_no_memory(each)):
+                raise RuntimeError(f"The memory of an argument of {name} in {program} is gone: {why}")
+        kernel(*arguments)
+
+    return run
 
 
 def _seen_by_others(program: HostProgram, in_place: Written) -> set[str]:

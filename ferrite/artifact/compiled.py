@@ -20,7 +20,7 @@ import torch
 from torch._ops import OpOverload
 from torch.autograd import profiler
 
-from ferrite.artifact.check_inputs import checker, keeping
+from ferrite.artifact.check_inputs import checker, checking_memory, keeping
 from ferrite.artifact.constants import StoredTensor, load_tensor, store_tensors
 from ferrite.artifact.kernels import (
     Code,
@@ -197,7 +197,8 @@ class CompiledGraph:
     def _in_python(self, kernels: Kernels, code: PythonCode) -> dict[str, Callable[..., Any]]:
         """The program in Python, and the functions that its operators call, by name. Each looks at the arguments whose
         memory it reads."""
-        made = load(self.program, code, self.constants, kernels.functions, resolve, _callable, self.folder)
+        checked = checking_memory(self.program, kernels.functions)
+        made = load(self.program, code, self.constants, checked, resolve, _callable, self.folder)
         for part in (*self.program.functions, self.program):
             keep = keeping(part, kernels.in_place)
             if keep is not None:

@@ -26,9 +26,9 @@ import torch
 from torch._ops import OpOverload
 
 from ferrite.errors import Unsupported
-from ferrite.graph.names import resolve
+from ferrite.graph.names import OF_TORCH, resolve
 from ferrite.graph.query import CHANGING_STORAGE
-from ferrite.host.nodes import Call
+from ferrite.host.nodes import HOLD, Call
 from ferrite.syntax import Named, Ref, refs
 
 DTYPES = {
@@ -128,10 +128,12 @@ def _is_plain(op: OpOverload) -> bool:
 def may_move_memory(call: Call) -> bool:
     """Whether a call may leave a tensor that it was given with another storage, or a storage with other memory. What no
     schema of PyTorch's own describes may do anything."""
-    op = resolve(call.target)
-    if not isinstance(op, OpOverload) or op.namespace not in ("aten", "prims", "mkldnn"):
-        return True
-    return op._schema.name in CHANGING_STORAGE
+    return changes_storage(call) or not (call.target == HOLD or call.target.startswith(OF_TORCH))
+
+
+def changes_storage(call: Call) -> bool:
+    """Whether a call is known to do that."""
+    return call.target.rpartition(".")[0].replace(".", "::") in CHANGING_STORAGE
 
 
 @cache

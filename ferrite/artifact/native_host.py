@@ -29,7 +29,7 @@ from typing import Any
 from torch._ops import OpOverload
 
 from ferrite.artifact.called_back import BEHIND_HEADER, Argument, Buffer, Launched, Made, PythonCall, Raiser, Settle
-from ferrite.artifact.check_inputs import Keeper, keepers_of
+from ferrite.artifact.check_inputs import Keeper, check_memory, keepers_of
 from ferrite.artifact.dispatch import (
     CPU,
     DTYPES,
@@ -141,6 +141,7 @@ class _Assembler:
         self.layout = layout
         self.settles = settles or SETTLES_ALL
         self.settled: dict[Settle, Settle] = {}
+        self.moved: set[str] = set()  # roots that a call may have given other memory
         self.step = ""  # the one whose instructions are written
         self.passed = passed
         self.ranges = ranges
@@ -292,7 +293,7 @@ class _Assembler:
             assert value.sizes is not None
             assert value.strides is not None
             row, rank = self._row((*value.sizes, *value.strides)), len(value.sizes)
-            kind = self._promised_kind(value)
+            kind = self._promised_kind(value, has_memory=keeper.has_memory)
         argument = Argument(keeper, index, row, max(rank, 0))
         self.alive.append(argument)
         self.call(
@@ -467,6 +468,7 @@ class _Assembler:
         if value.root not in self.places and value.root not in self.plan.hosted:
             self._allocate(value)
         if call.target in _PRODUCTS:
+            self._check_memory(refs(call.args))
             name, words = _PRODUCTS[call.target]
             operands = [self._handle(arg.name) for arg in call.args if isinstance(arg, Ref)]
             floats = [self.constant(bits_of(float(call.kwargs.get(word, default)))) for word, default in words]
@@ -498,7 +500,10 @@ class _Assembler:
     def _write_launch(self, launch: Launch, position: int) -> None:
         kernel = self._code_of(launch)
         if kernel is None:
-            python = self.constant(id(self._in_python(self.kernels.functions[launch.kernel], launch, (), (), {})))
+            function = self.kernels.functions[launch.kernel]
+            if self.moved:
+                function = check_memory(launch.kernel, self.program.name, function)
+            python = self.constant(id(self._in_python(function, launch, (), (), {})))
             self.call("ferrite_python", _address(machine.THREAD), python, machine.FRAME, checked=True)
             return
         *starts, own = self._own_memory(launch)
@@ -685,11 +690,11 @@ class _Assembler:
             raise Unsupported(f"tensors of {value.dtype}")
         return self.constant(DTYPES[value.dtype]), self.constant(CPU), self.constant(0)
 
-    def _promised_kind(self, value: Value) -> int:
-        """The dtype and the bytes of an element, as the machine compares them."""
+    def _promised_kind(self, value: Value, *, has_memory: bool = True) -> int:
+        """The dtype and the bytes of an element, as the machine compares them: none if memory need not be there."""
         if value.dtype is None or value.dtype not in DTYPES:
             raise Unsupported(f"tensors of {value.dtype}")
-        return DTYPES[value.dtype] | value.dtype.itemsize << 32
+        return DTYPES[value.dtype] | (value.dtype.itemsize << 32 if has_memory else 0)
 
     def _handle(self, name: str) -> int:
         """The slot of a value's handle, which is made here if the value lies in the block."""
@@ -715,9 +720,16 @@ class _Assembler:
             self.call("ferrite_pointer", value.handle, itemsize, _address(value.pointer), checked=True)
         return value.pointer
 
+    def _check_memory(self, names: Iterable[str]) -> None:
+        """Products read what they are given without a look at where it ends."""
+        for value in (self.values[name] for name in names):
+            if value.root in self.moved:
+                self._pointer(value)
+
     def _forget_pointers(self, names: Iterable[str]) -> None:
         """These may have other memory than before: whoever reads them asks again where it is."""
         roots = {self.values[name].root for name in names if name in self.values}
+        self.moved |= roots
         for value in self.values.values():
             if value.root in roots:
                 value.pointer = None

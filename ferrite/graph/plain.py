@@ -25,13 +25,14 @@ REQUIRED = _CPU.raw_repr()
 FORBIDDEN = ~(_CPU | _ALLOWED).raw_repr() & (1 << 64) - 1
 
 
-def why_not_plain(tensor: Any) -> str:
-    """What stands in the place of a tensor whose memory can be read; nothing if it is one."""
+def why_not_plain(tensor: Any, *, has_memory: bool = True) -> str:
+    """What stands in the place of a tensor whose memory can be read; nothing if it is one. `has_memory`: whether its
+    memory has to be there."""
     if not isinstance(tensor, torch.Tensor):
         return f"a {type(tensor).__name__}"
     keys = torch._C._dispatch_keys(tensor).raw_repr()
     if keys & REQUIRED == REQUIRED and not keys & FORBIDDEN:
-        return why_no_memory(tensor)
+        return why_no_memory(tensor) if has_memory else ""
     if DispatchKeySet.from_raw_repr(keys).has(DispatchKey.Python):
         return f"a {type(tensor).__name__}, which has no memory of its own"
     if tensor.device.type != "cpu":

@@ -486,7 +486,9 @@ class _OneGraph:
             args = (Ref(_constant("_function", node.target, self.shared)), *args)
             target = "ferrite.artifact.host_calls.call"
         # The partitioner's calls that keep the generator's state say nothing of what they give.
-        told = show_type(node.meta["val"]) if "val" in node.meta else "unknown"
+        schema = getattr(node.target, "_schema", None)
+        gives_nothing = schema is not None and not schema.returns
+        told = show_type(node.meta.get("val")) if "val" in node.meta or gives_nothing else "unknown"
         gives = "" if target.startswith(OF_TORCH) else told
         self.steps.append(Call(node.name, target, args, kwargs, source_place(node), gives))
         if (flops := flops_of(node)) is not None:

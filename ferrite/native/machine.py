@@ -663,7 +663,7 @@ define internal i1 @is_plain(ptr %tensor) {{
   %is_plain = and i1 %has_all, %has_none
   ret i1 %is_plain
 }}
-; `kind`: the dtype, and in its upper half the bytes of an element
+; `kind`: the dtype, and in its upper half the bytes of an element, none if memory need not be there
 define internal i1 @is_promised(ptr %tensor, ptr %shape, i64 %promised_rank, i64 %kind) {{
   %is_plain = call i1 @is_plain(ptr %tensor)
   br i1 %is_plain, label %start, label %no
@@ -706,8 +706,13 @@ fits:
   br label %next
 same:
   %bytes = lshr i64 %kind, 32
+  %may_be_gone = icmp eq i64 %bytes, 0
+  br i1 %may_be_gone, label %yes, label %measure_memory
+measure_memory:
   %has_memory = call i1 @has_memory(ptr %tensor, i64 %bytes)
   ret i1 %has_memory
+yes:
+  ret i1 true
 no:
   ret i1 false
 }}
