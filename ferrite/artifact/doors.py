@@ -29,9 +29,10 @@ def host_machine() -> Any:
     of_python = ("PyEval_RestoreThread", "PyEval_SaveThread", "PyLong_FromLongLong", "PyObject_CallOneArg",
                  "PyErr_Occurred", "PyErr_NoMemory", "Py_DecRef", "PyList_GetItem", "PyList_Size",
                  "PyErr_Fetch", "PyErr_NormalizeException", "PyLong_AsLongLong", "PyType_IsSubtype")  # fmt: skip
-    of_torch = (machine.GET_THREADS, "aoti_torch_new_tensor_handle", "aoti_torch_is_defined",
-                "aoti_torch_delete_tensor_object", "torch_new_stable_ivalue", "torch_new_list_reserve_size",
-                "torch_list_push_back", "aoti_torch_call_dispatcher", "aoti_torch_get_data_ptr")  # fmt: skip
+    of_torch = (machine.GET_THREADS, "aoti_torch_new_tensor_handle", "aoti_torch_new_uninitialized_tensor",
+                "aoti_torch_is_defined", "aoti_torch_delete_tensor_object", "torch_new_stable_ivalue",
+                "torch_new_list_reserve_size", "torch_list_push_back", "aoti_torch_call_dispatcher",
+                "aoti_torch_get_data_ptr")  # fmt: skip
     imports = machine.outside(dict.fromkeys(of_python, ctypes.pythonapi) | dict.fromkeys(of_torch, torch_library))
     check_words()
     made = machine.machine(imports, WORDS)

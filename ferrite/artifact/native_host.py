@@ -430,7 +430,7 @@ class _Assembler:
             case Word(value=value):
                 self.template[slot] = value
             case Handle(name=name):
-                self.call("aoti_torch_new_tensor_handle", self._handle(name), _address(slot), checked=True)
+                self.call("ferrite_same", self._handle(name), _address(slot), checked=True)
                 self._note_word(slot, "aoti_torch_delete_tensor_object")
             case Size(name=name):
                 self.move(slot, self.number(self.numbers[name]))
@@ -551,7 +551,7 @@ class _Assembler:
                 handle = self.owned_slot()
                 known = self.values[value.name].handle
                 assert known is not None
-                self.call("aoti_torch_new_tensor_handle", known, _address(handle), checked=True)
+                self.call("ferrite_same", known, _address(handle), checked=True)
                 self.call("_Z16THPVariable_WrapON2at10TensorBaseE", handle, result=made)
                 self._delete(handle)
             elif value is None or isinstance(value, (bool, int, float)):

@@ -34,6 +34,8 @@ registers and stack places of their own, and the caller clears the stack.
                                            object, or the object raises; a rank of -1 promises only a tensor
     ferrite_pointer(handle, bytes, to)     where the elements of a plain tensor are; fails if they lie outside of its
                                            storage, which somebody may have freed; `bytes`: of one
+    ferrite_same(handle, to)               a handle of the same tensor; of none, as the operator that was to give one
+                                           left it out, if that is null: Python makes None of it
     ferrite_hold(handle, to, shape, rank, kind, thread, object, frame)
                                            a handle of what an operator gave if it is as promised in the same way, else
                                            as the object does it
@@ -81,7 +83,7 @@ EXPORTS = (
     "ferrite_raise", "ferrite_hold", "ferrite_list", "ferrite_some", "ferrite_given", "ferrite_threads",
     "ferrite_alone", "ferrite_kept", "ferrite_call_into", "ferrite_allocate", "ferrite_deleter",
     "ferrite_ask_allocator", "ferrite_allocator", "ferrite_lender", "ferrite_count", "ferrite_number",
-    "ferrite_argument", "ferrite_pointer", "ferrite_types", "ferrite_keys", "ferrite_settle",
+    "ferrite_argument", "ferrite_pointer", "ferrite_types", "ferrite_keys", "ferrite_settle", "ferrite_same",
 )  # fmt: skip
 
 
@@ -198,6 +200,7 @@ declare i64 @PyLong_AsLongLong(ptr)
 declare i32 @PyType_IsSubtype(ptr, ptr)
 declare void @Py_DecRef(ptr)
 declare i32 @aoti_torch_new_tensor_handle(ptr, ptr)
+declare i32 @aoti_torch_new_uninitialized_tensor(ptr)
 declare i32 @aoti_torch_is_defined(ptr, ptr)
 declare i32 @aoti_torch_delete_tensor_object(ptr)
 declare i32 @torch_new_stable_ivalue(ptr)
@@ -779,6 +782,16 @@ same:
 other:
   %copied = call i32 @ferrite_python(ptr %slot, ptr %object, ptr %frame)
   ret i32 %copied
+}}
+define i32 @ferrite_same(ptr %handle, ptr %to) {{
+  %left_out = icmp eq ptr %handle, null
+  br i1 %left_out, label %none, label %some
+none:
+  %undefined = call i32 @aoti_torch_new_uninitialized_tensor(ptr %to)
+  ret i32 %undefined
+some:
+  %made = call i32 @aoti_torch_new_tensor_handle(ptr %handle, ptr %to)
+  ret i32 %made
 }}
 define i32 @ferrite_pointer(ptr %handle, i64 %bytes, ptr %to) {{
   %tensor = load ptr, ptr %handle, align 8

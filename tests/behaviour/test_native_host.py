@@ -442,6 +442,34 @@ def test_kernels_that_are_called_in_python(
     torch.testing.assert_close(compiled(X, IDS), function(X, IDS))
 
 
+def attention(x: Tensor, w: Tensor) -> Any:
+    """Without weights asked for, the operator gives nothing in their place, and tracing a tensor without elements."""
+    weights, bias = w.expand(3, 8, 8).reshape(24, 8), w.flatten()[:24]
+    return torch._native_multi_head_attention(x[None], x[None], x[None], 8, 2, weights, bias, w, w[0], None, False)
+
+
+def attention_in_order(x: Tensor, w: Tensor) -> Any:
+    return torch.sort(attention(x, w)[1])
+
+
+@pytest.mark.parametrize("host", ["native", "python"])
+def test_a_result_that_an_operator_leaves_out(host: str) -> None:
+    """The caller is given None. An operator that is given it says so."""
+    options = {**LIBRARY, "host": host}
+    compiled = torch.compile(attention, backend="ferrite", options=options)
+    ordered = torch.compile(attention_in_order, backend="ferrite", options=options)
+    with torch.no_grad():
+        (expected, left_out), error = attention(X, W), "Expected a proper Tensor but got None"
+        assert left_out is None
+        for _ in range(2):
+            found, left_out = compiled(X, W)
+            torch.testing.assert_close(found, expected)
+            assert left_out is None
+            with pytest.raises(RuntimeError, match=error):
+                ordered(X, W)
+    assert host == "python" or refusals() == []
+
+
 def complex_numbers(x: Tensor) -> tuple[Tensor, ...]:
     y = x.to(torch.complex64)
     return (y * 2 + 1j).conj() @ y.t(), torch.view_as_real(y).sum(), torch.fft.fft(x).t(), y.conj()[1:]
