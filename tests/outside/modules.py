@@ -44,7 +44,6 @@ MODULES = (
     "inductor/test_inductor_freezing",
     "inductor/test_inplacing_pass",
     "inductor/test_loop_ordering",
-    "inductor/test_mkldnn_pattern_matcher",
     "inductor/test_pattern_matcher",
     "inductor/test_perf",
     "inductor/test_scatter_optimization",
