@@ -213,19 +213,23 @@ def _refuse_other_results(joint: GraphModule, count: int) -> None:
     """AOTAutograd loses a result where a parameter is written to and results are buffers that are written to under
     no_grad (an embedding with `max_norm` before a spectral norm): the caller would get other tensors in its place. That
     is seen by the gradients, each of which is of a result, in the order of results."""
-    results = iter(_extents(value) for value in output_values(joint.graph)[:count])
+    results = iter(output_values(joint.graph)[:count])
     for node in joint.graph.find_nodes(op="placeholder"):
-        if str(node.target).startswith("tangents") and not any(_extents(node) == extents for extents in results):
+        if str(node.target).startswith("tangents") and not any(_may_be_of(node, result) for result in results):
             raise Unsupported("a trace that gives other results than the function", at=node.name)
 
 
-def _extents(node: Any) -> tuple[torch.dtype, tuple[str, ...]] | None:
-    """The dtype and sizes of a tensor; sizes by what they were in the trace, where that is known."""
-    value = node.meta.get("val") if isinstance(node, Node) else None
-    if not isinstance(value, torch.Tensor):
-        return None
-    hints = (size if isinstance(size, int) else size.node.hint for size in value.shape)
-    return value.dtype, tuple("unknown" if hint is None else str(hint) for hint in hints)
+def _may_be_of(gradient: Node, result: Any) -> bool:
+    """Whether a result can have this gradient, by dtype and sizes; a size that is a symbol counts as in the trace."""
+    one, other = (node.meta.get("val") if isinstance(node, Node) else None for node in (gradient, result))
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return one is None and other is None
+    sizes = ([size if isinstance(size, int) else size.node.hint for size in each.shape] for each in (one, other))
+    return (
+        one.dtype == other.dtype
+        and one.dim() == other.dim()
+        and all(a is None or b is None or a == b for a, b in zip(*sizes, strict=True))
+    )
 
 
 def _tangents(module: GraphModule) -> frozenset[int]:

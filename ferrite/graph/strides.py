@@ -69,17 +69,19 @@ def restore_output_strides(graph: Graph) -> int:
     if noted is None:
         return 0
     values = output_values(graph)
-    restored = 0
+    copies: dict[tuple[Node, tuple[str, ...]], Node] = {}  # a result that is given twice is one tensor
     for index, (node, wanted) in enumerate(zip(values, noted, strict=True)):
         if wanted is None or _same(_strides(node), wanted):
             continue
-        with graph.inserting_before(output):
-            values[index] = copy_with_strides(graph, node, wanted)
-            note_copy(graph, node, "the caller sees it")
-        restored += 1
-    if restored:
+        key = (node, tuple(map(str, wanted)))
+        if key not in copies:
+            with graph.inserting_before(output):
+                copies[key] = copy_with_strides(graph, node, wanted)
+                note_copy(graph, node, "the caller sees it")
+        values[index] = copies[key]
+    if copies:
         output.args = (type(output.args[0])(values),)
-    return restored
+    return len(copies)
 
 
 def noted_strides(graph: Graph) -> list[tuple[Any, ...] | None] | None:

@@ -300,3 +300,18 @@ def test_what_is_written_in_place_stays_where_it_is(name: str, dynamic: bool) ->
             made.append(run(x))
         assert made[1].stride() == made[0].stride()
         torch.testing.assert_close(made[1], made[0])
+
+
+@pytest.mark.parametrize("layout", ["on", "off"])
+def test_a_result_that_is_given_twice_is_one_tensor(layout: str) -> None:
+    """Also if it is copied because it lies otherwise than the user is to see it; here, by sizes that are symbols."""
+    module = nn.Sequential(nn.Conv2d(3, 12, (2, 3), dilation=2, bias=False), nn.LocalResponseNorm(5))
+
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        made = module(x)
+        return functional.elu(made, inplace=True), made
+
+    compiled = torch.compile(function, backend="ferrite", dynamic=True, options=STRICT | {"layout": layout})
+    with torch.no_grad():
+        one, other = compiled(torch.randn(1440).as_strided((4, 3, 10, 12), (1, 4, 12, 120)))
+    assert one is other or one.data_ptr() == other.data_ptr()
