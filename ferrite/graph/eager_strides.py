@@ -318,6 +318,14 @@ def _slowest_first(dims: Sequence[int], strides: Extents) -> list[int]:
     return sorted(dims, key=lambda dim: -_hint(strides[dim]))
 
 
+def as_transposed_weight(call: Call, sizes: Extents) -> Extents | None:
+    """The gradient of a weight that lies both ways at once, of a transposed convolution."""
+    weight, last = call.operand("weight"), _CHANNELS_LAST.get(len(sizes))
+    if not call.given("transposed") or weight is None or last is None:
+        return None
+    return _contiguous(sizes) if _is_contiguous(*weight) and _is_packed(*weight, last) else None
+
+
 def if_empty(rule: Rule) -> Rule:
     """For a result without elements."""
 
@@ -376,11 +384,13 @@ RULES: dict[str, tuple[Rule | None, ...]] = {
     # images
     "channel_shuffle": (suggested_by("self"),),
     "roll": (rolled,),
+    "col2im": (if_empty(contiguous),),
+    "convolution_backward": (None, as_transposed_weight),
     "grid_sampler_2d": (contiguous,),
     "max_unpool2d": (suggested_by("self"),),
     **dict.fromkeys(("reflection_pad3d", "reflection_pad3d_backward"), (suggested_by("self"),)),
     **dict.fromkeys(("replication_pad3d", "replication_pad3d_backward"), (suggested_by("self"),)),
-    "replication_pad2d_backward": (suggested_by("self"),),
+    **dict.fromkeys(("reflection_pad2d_backward", "replication_pad2d_backward"), (suggested_by("self"),)),
     # norms and softmax
     "native_layer_norm": (contiguous, contiguous, contiguous),
     "native_layer_norm_backward": (contiguous, contiguous, contiguous),
