@@ -100,7 +100,7 @@ def observe(
     for call in range(CALLS):
         given = input_of(stack, call)
         if wide and given.is_floating_point():
-            given = given.detach().double().requires_grad_(given.requires_grad)
+            given = _widened(given.detach()).requires_grad_(given.requires_grad)
         seed_everything(call)
         with draws.of_call(call, wide) if draws else contextlib.nullcontext():
             seen.append(_observe(stack, run, given, [*model.parameters()], [*model.buffers()]))
@@ -108,6 +108,12 @@ def observe(
         if seen[-1].error is not None:
             break
     return seen
+
+
+def _widened(given: torch.Tensor) -> torch.Tensor:
+    """In float64, with the same strides."""
+    memory = given.as_strided((given.untyped_storage().nbytes() // given.itemsize,), (1,), 0)
+    return memory.double().as_strided(given.shape, given.stride(), given.storage_offset())
 
 
 def _observe(
