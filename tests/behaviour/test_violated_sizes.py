@@ -264,3 +264,19 @@ def test_the_graphs_own_message_is_what_is_said() -> None:
     compiled(torch.tensor(GOOD))
     with pytest.raises(RuntimeError, match=r"Runtime assertion failed for expression Eq\(u0, 4\) on node"):
         compiled(torch.tensor(BAD))
+
+
+def test_an_assert_of_two_sizes_stands_behind_both() -> None:
+    """The one that is read by a check of the program's own is measured there, which may be later."""
+
+    def function(x: Tensor) -> Tensor:
+        above, below = signs_apart(x.detach())
+        product = below * above
+        torch._check(above.size(0) == above.size(0))
+        return product + below.view(3, 1).sum(1)
+
+    compiled = torch.compile(function, backend="ferrite", options=STRICT)
+    x = torch.tensor([1.0, -1.0, 2.0, -2.0, 3.0, -3.0])
+    assert_same(compiled(x), function(x), "result")
+    with pytest.raises(RuntimeError, match="Eq"):
+        compiled(torch.tensor([1.0, -1.0, 2.0, -2.0, -4.0, -3.0]))

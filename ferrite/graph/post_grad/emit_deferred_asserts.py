@@ -188,7 +188,8 @@ def _conditions(shape_env: ShapeEnv, symbol: sympy.Symbol, bound: dict[sympy.Sym
 
 
 def _assert(graph: Graph, after: Node, condition: Any, message: str, bound: dict[sympy.Symbol, Node]) -> Node:
-    """Nodes that compute `condition`, and the assert, behind `after`; gives the assert."""
+    """Nodes that compute `condition`, and the assert, behind `after` and every size that it reads; gives the assert."""
+    after = max(after, *(bound[symbol] for symbol in condition.free_symbols))
     with graph.inserting_after(after):
         marker = graph.call_function(aten._assert_scalar.default, (True, message))
     with graph.inserting_before(marker):
