@@ -226,6 +226,30 @@ class Promised(Comparison):
         else:
             super().differs(kind, where, eager, compiled)
 
+    def _values(
+        self,
+        eager: torch.Tensor,
+        compiled: torch.Tensor,
+        where: str,
+        read: Callable[[Observation], Any],
+        prefix: str,
+    ) -> None:
+        eager, compiled = eager.detach(), compiled.detach()
+        if same_bits(eager, compiled):
+            return
+        kind = f"{prefix}value"
+        if complaint := self._complaint((kind, where), eager, compiled, read):
+            self.differences.append(Difference(kind, where, complaint))
+        else:
+            self.close = True
+
+    def _complaint(
+        self, place: tuple[str, str], eager: torch.Tensor, compiled: torch.Tensor, read: Callable[[Observation], Any]
+    ) -> str:
+        """What is wrong with a tensor that is not the same bits as in eager, if anything is. `read` finds it in
+        another run, `place` is the kind of the difference and where it is."""
+        raise NotImplementedError
+
 
 class ProgramComparison(Promised):
     """As for one op, but values by Note [Judging programs]."""
@@ -242,28 +266,17 @@ class ProgramComparison(Promised):
     def promised(self) -> dict[str, tuple[int, ...]]:  # type: ignore[override]
         return self.asked.promised
 
-    def _values(
-        self,
-        eager: torch.Tensor,
-        compiled: torch.Tensor,
-        where: str,
-        read: Callable[[Observation], Any],
-        prefix: str,
-    ) -> None:
-        eager, compiled = eager.detach(), compiled.detach()
-        if same_bits(eager, compiled):
-            return
+    def _complaint(
+        self, place: tuple[str, str], eager: torch.Tensor, compiled: torch.Tensor, read: Callable[[Observation], Any]
+    ) -> str:
         reference = _read(read, self.asked.reference)
         eager = in_range(eager, compiled, reference)
         complaint = judge_values(eager, compiled, reference)
         if complaint and eager.is_floating_point():
             noisy = [found for run in self.asked.noisy if (found := _read(read, run)) is not None]
             if is_within_noise(eager, compiled, noisy):
-                complaint = ""
-        if complaint:
-            self.differences.append(Difference(f"{prefix}value", where, complaint))
-        else:
-            self.close = True
+                return ""
+        return complaint
 
 
 def _read(read: Callable[[Observation], Any], run: Observation) -> torch.Tensor | None:

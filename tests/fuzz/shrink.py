@@ -7,29 +7,38 @@ way is the new one, until there is none or no time. Larger cuts come first.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import replace
+from typing import TypeVar
 
 from .programs import Program, Step, traced
 
+Made = TypeVar("Made", bound=Hashable)
 
-def shrink(program: Program, fails: Callable[[Program], bool], seconds: float = 60.0) -> Program:
-    """The smallest program found. `fails` says whether one shows the same failure."""
+
+def smallest(
+    start: Made, simpler: Callable[[Made], Iterable[Made]], fails: Callable[[Made], bool], seconds: float
+) -> Made:
+    """The smallest found on the way down: one of what is simpler that fails too, until there is none or no time."""
     stop = time.monotonic() + seconds
-    tried: set[Program] = {program}
-    progress = True
+    found, tried, progress = start, {start}, True
     while progress and time.monotonic() < stop:
         progress = False
-        for candidate in _simpler(program):
+        for candidate in simpler(found):
             if time.monotonic() > stop:
                 break
             if candidate in tried:
                 continue
             tried.add(candidate)
-            if traced(candidate) and fails(candidate):
-                program, progress = candidate, True
+            if fails(candidate):
+                found, progress = candidate, True
                 break
-    return program
+    return found
+
+
+def shrink(program: Program, fails: Callable[[Program], bool], seconds: float = 60.0) -> Program:
+    """The smallest program found. `fails` says whether one shows the same failure."""
+    return smallest(program, _simpler, lambda candidate: traced(candidate) and fails(candidate), seconds)
 
 
 def _simpler(program: Program) -> Iterator[Program]:

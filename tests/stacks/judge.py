@@ -34,7 +34,7 @@ from torch.overrides import TorchFunctionMode
 
 from tests.fuzz.judge import SECOND, Promised, Verdict, nudged
 from tests.ops.cases import seed_everything
-from tests.ops.check import Difference, Observation, compiling, same_bits, walk
+from tests.ops.check import Difference, Observation, compiling, walk
 
 from .stack import Stack, build, input_of, leaves_of, outputs_of
 
@@ -352,43 +352,26 @@ class StackComparison(Promised):
         else:
             super().differs(kind, where, eager, compiled)
 
-    def _values(
-        self,
-        eager: torch.Tensor,
-        compiled: torch.Tensor,
-        where: str,
-        read: Callable[[Observation], Any],
-        prefix: str,
-    ) -> None:
-        eager, compiled = eager.detach(), compiled.detach()
-        if same_bits(eager, compiled):
-            return
-        complaint, error = self._complaint(eager, compiled, read)
-        if complaint:
-            self.differences.append(Difference(f"{prefix}value", where, complaint))
-            self.errors[f"{prefix}value", where] = math.inf if math.isnan(error) else error
-        else:
-            self.close = True
-
     def _complaint(
-        self, eager: torch.Tensor, compiled: torch.Tensor, read: Callable[[Observation], Any]
-    ) -> tuple[str, float]:
-        """What is wrong with a tensor, if anything is, and by how much."""
+        self, place: tuple[str, str], eager: torch.Tensor, compiled: torch.Tensor, read: Callable[[Observation], Any]
+    ) -> str:
         if not eager.is_floating_point():
             differing = int((eager != compiled).sum())
-            return f"{differing} of {eager.numel()} elements differ", differing
+            self.errors[place] = differing
+            return f"{differing} of {eager.numel()} elements differ"
         reference = read(self.judge.reference[self.call]).detach()
         size = float(reference.abs().max())
         distance = lambda value: float((value.double() - reference).abs().max())
         error, usual = distance(compiled), distance(eager)
         floor = FLOOR * torch.finfo(eager.dtype).eps * size
         if error <= max(SLACK * min(usual, SANE * size), floor):
-            return "", 0.0
+            return ""
         noisy = [read(run[self.call]).detach() for run in self.judge.noisy]
         spread = max(float((run - eager).abs().max()) for run in noisy)
         if error <= SLACK * spread + floor:
-            return "", 0.0
-        return f"error {error:.2g}, eager's {usual:.2g}, by noise {spread:.2g}, largest element {size:.2g}", error
+            return ""
+        self.errors[place] = math.inf if math.isnan(error) else error
+        return f"error {error:.2g}, eager's {usual:.2g}, by noise {spread:.2g}, largest element {size:.2g}"
 
 
 def _whole(seen: list[Observation]) -> list[Observation]:

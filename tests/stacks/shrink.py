@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+
+from tests.fuzz.shrink import smallest
 
 from .stack import Recipe, Stack, made_of, simpler
 
 
 def shrink(stack: Stack, fails: Callable[[Stack], bool], seconds: float = 60.0) -> Stack:
     """The smallest stack found. `fails` says whether one shows the same failure."""
-    stop = time.monotonic() + seconds
-    tried: set[Recipe] = {stack.recipe}
-    progress = True
-    while progress and time.monotonic() < stop:
-        progress = False
-        for recipe in simpler(stack):
-            if time.monotonic() > stop:
-                break
-            if recipe in tried:
-                continue
-            tried.add(recipe)
-            candidate = made_of(recipe)
-            if candidate is not None and candidate.layers and fails(candidate):
-                stack, progress = candidate, True
-                break
-    return stack
+
+    def next_to(recipe: Recipe) -> Iterator[Recipe]:
+        made = made_of(recipe)
+        return simpler(made) if made is not None else iter(())
+
+    def is_one(recipe: Recipe) -> bool:
+        made = made_of(recipe)
+        return made is not None and bool(made.layers) and fails(made)
+
+    return made_of(smallest(stack.recipe, next_to, is_one, seconds)) or stack
