@@ -17,6 +17,7 @@ import torch
 from torch._dynamo import convert_frame
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.utils import preserve_rng_state
+from torch._functorch._aot_autograd.descriptors import BackwardTokenAOTInput
 from torch._functorch.aot_autograd import make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext
@@ -212,10 +213,14 @@ def _donated(context: TracingContext | None) -> frozenset[int]:
 def _refuse_other_results(joint: GraphModule, count: int) -> None:
     """AOTAutograd loses a result where a parameter is written to and results are buffers that are written to under
     no_grad (an embedding with `max_norm` before a spectral norm): the caller would get other tensors in its place. That
-    is seen by the gradients, each of which is of a result, in the order of results."""
+    is seen by the gradients, each of which is of a result, in the order of results. Sizes of a tensor subclass, and
+    tokens of effects that happen in the backward, come among them."""
     results = iter(output_values(joint.graph)[:count])
     for node in joint.graph.find_nodes(op="placeholder"):
-        if str(node.target).startswith("tangents") and not any(_may_be_of(node, result) for result in results):
+        is_gradient = isinstance(node.meta.get("val"), torch.Tensor) and str(node.target).startswith("tangents")
+        if not is_gradient or isinstance(node.meta.get("desc"), BackwardTokenAOTInput):
+            continue
+        if not any(_may_be_of(node, result) for result in results):
             raise Unsupported("a trace that gives other results than the function", at=node.name)
 
 
@@ -223,7 +228,7 @@ def _may_be_of(gradient: Node, result: Any) -> bool:
     """Whether a result can have this gradient, by dtype and sizes; a size that is a symbol counts as in the trace."""
     one, other = (node.meta.get("val") if isinstance(node, Node) else None for node in (gradient, result))
     if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
-        return one is None and other is None
+        return False
     sizes = ([size if isinstance(size, int) else size.node.hint for size in each.shape] for each in (one, other))
     return (
         one.dtype == other.dtype

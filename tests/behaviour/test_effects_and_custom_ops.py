@@ -278,6 +278,37 @@ def test_effectful_custom_ops_run_once_each_in_order() -> None:
             handle.destroy()
 
 
+@torch.library.custom_op("behaviour::say_later", mutates_args=())
+def say_later(x: Tensor) -> Tensor:
+    """Says something in its backward."""
+    return x.clone()
+
+
+say_later.register_fake(torch.empty_like)
+say_later.register_autograd(lambda context, gradient: say(gradient, "later"))
+
+
+def test_effects_in_the_backward() -> None:
+    from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
+
+    handle = _register_effectful_op(torch.ops.behaviour.say.default, _EffectType.ORDERED)
+    try:
+
+        def function(x: Tensor) -> tuple[Tensor, Tensor]:
+            return say_later(x * 2), x.argmax()
+
+        compiled = torch.compile(function, backend="ferrite", fullgraph=True, options=STRICT)
+        x = torch.ones(2, requires_grad=True)
+        y, _ = compiled(x)
+        EVENTS.clear()
+        y.backward(torch.tensor([1.0, 3.0]))
+        assert EVENTS == ["later"]
+        assert x.grad.tolist() == [2.0, 6.0]
+    finally:
+        if hasattr(handle, "destroy"):
+            handle.destroy()
+
+
 # Compiling runs nothing of the user's but what tracing runs, which is what aot_eager runs.
 
 RUNS = torch.library.Library("behaviour_runs", "FRAGMENT")
