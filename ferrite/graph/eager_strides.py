@@ -23,8 +23,10 @@ from typing import Any, TypeAlias
 import torch
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch._subclasses.functional_tensor import FunctionalTensorMode
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+
+from ferrite.graph.query import CHANGING_STORAGE
 
 Extents: TypeAlias = "tuple[Any, ...]"  # of integers, or symbols
 Operand: TypeAlias = "tuple[Extents, Extents]"  # sizes and strides
@@ -481,11 +483,9 @@ _untouched_functional = FunctionalTensorMode.__torch_dispatch__
 
 
 class _Here(threading.local):
-    """Of this thread: how often it is inside; and, if the op that is made functional now writes to its first argument,
-    its name without the underscore, and that argument."""
+    """Of this thread, how often it is inside."""
 
     depth = 0
-    written: tuple[str, Operand] | None = None
 
 
 _here = _Here()
@@ -512,41 +512,58 @@ def promised_as_in_eager() -> Iterator[None]:
 
 
 def _dispatch_functional(mode: FunctionalTensorMode, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-    """In place, a result lies as what it is written to; of the op that stands in for it, `_dispatch` says so."""
-    if not _here.depth or not _writes_in_place(func) or not isinstance(args[0], torch.Tensor):
-        return _untouched_functional(mode, func, types, args, kwargs)
-    _here.written = (func._schema.name.removesuffix("_"), _operand(args[0]))
-    try:
-        return _untouched_functional(mode, func, types, args, kwargs)
-    finally:
-        _here.written = None
+    """What an op writes to stays as it lies. New tensors stand in for it and for what it is a view of, made by other
+    ops, which may give other strides."""
+    made = _untouched_functional(mode, func, types, args, kwargs)
+    if _here.depth and _writes(func):
+        call = Call(func, args, kwargs or {})
+        for argument in func._schema.arguments:
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                for each in tree_leaves(call.given(argument.name)):
+                    if isinstance(each, FunctionalTensor):
+                        bases = (base for base in (each._base, each._inference_mode_base) if base is not None)
+                        _keep_strides(next(bases, each))
+    return made
 
 
 @functools.cache
-def _writes_in_place(op: Any) -> bool:
-    if not isinstance(op, OpOverload) or op.namespace != "aten" or torch.Tag.inplace_view in op.tags:
+def _writes(op: Any) -> bool:
+    if not isinstance(op, OpOverload) or torch.Tag.inplace_view in op.tags:
         return False
-    return op._schema.is_mutable and op._schema.name.endswith("_")
+    return op._schema.is_mutable and op._schema.name not in CHANGING_STORAGE
 
 
-def in_place(operand: Operand) -> Rule:
-    """As what is written to, or dense in the same order."""
-
-    def rule(call: Call, sizes: Extents) -> Extents | None:
-        return strides_like(*operand) if _equal(operand[0], sizes) else None
-
-    return rule
+def _keep_strides(base: Any) -> None:
+    """Let what stands in for a tensor that is no view lie as the tensor does, or dense in the same order."""
+    if not isinstance(base, FunctionalTensor) or base.layout != torch.strided or base.device.type != "cpu":
+        return
+    elem = base.elem
+    torch._sync(base)
+    value = torch._from_functional_tensor(elem)
+    (sizes, wanted), (found_sizes, found) = _operand(base), _operand(value)
+    if len(sizes) != len(found_sizes) or all(map(_is_same, wanted, found)):
+        return
+    try:
+        strides = strides_like(sizes, wanted)
+    except UnknownSize:
+        return
+    if all(map(_is_same, strides, found)):
+        return
+    memory = torch.empty_strided(found_sizes, strides, dtype=value.dtype, device=value.device)
+    copied = torch.ops.aten.copy.default(memory, value)
+    # Replacing it counts as one more write, which is to be of the same kind as those before.
+    is_hidden = torch._functionalize_are_all_mutations_hidden_from_autograd(elem)
+    with torch.set_grad_enabled(not torch._functionalize_are_all_mutations_under_no_grad_or_inference_mode(elem)):
+        torch._functionalize_replace(elem, copied)
+    if is_hidden:
+        torch._functionalize_mark_mutation_hidden_from_autograd(elem)
+    torch._functionalize_commit_update(elem)
+    torch._sync(base)
 
 
 def _dispatch(mode: FakeTensorMode, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
     made = _untouched(mode, func, types, args, kwargs or {})
-    if not _here.depth:
-        return made
-    rules, written = rules_of(func), _here.written
-    if written is not None and isinstance(func, OpOverload):
-        name, operand = written
-        if func._schema.name.removesuffix("_functional") == name:
-            rules = (in_place(operand), *rules[1:])
+    rules = rules_of(func) if _here.depth else ()
     if not rules:
         return made
     if isinstance(made, FakeTensor):

@@ -302,6 +302,66 @@ def test_what_is_written_in_place_stays_where_it_is(name: str, dynamic: bool) ->
         torch.testing.assert_close(made[1], made[0])
 
 
+def written_part(y: Tensor) -> Tensor:
+    y.unfold(0, 1, 1).add_(1)
+    return y
+
+
+def written_flat(y: Tensor) -> Tensor:
+    y = y.contiguous()
+    y.view(-1).mul_(2)
+    return y
+
+
+def written_squeezed(y: Tensor) -> Tensor:
+    y.squeeze().mul_(2)
+    return y
+
+
+def written_list(y: Tensor) -> Tensor:
+    torch._foreach_add_([y], [torch.ones(y.shape)])
+    return y
+
+
+WRITTEN_THROUGH: dict[str, Callable[[Tensor], Tensor]] = {
+    "out": lambda y: torch.add(y, 1, out=torch.empty(y.shape)),
+    "part": written_part,
+    "flat": written_flat,
+    "squeezed": written_squeezed,
+    "list": written_list,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "needs_gradient"),
+    [(name, needs) for name in WRITTEN_THROUGH for needs in (False, True) if (name, needs) != ("out", True)],
+)  # autograd refuses the pair that is left out
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_what_is_written_through_a_view_or_as_out_stays(name: str, dynamic: bool, needs_gradient: bool) -> None:
+    """And so do its views, and what is made of it; they share memory as in eager."""
+    write = WRITTEN_THROUGH[name]
+
+    def function(x: Tensor, scale: Tensor) -> tuple[Tensor, ...]:
+        y = write(x * scale)
+        return y, y[..., 1:], y * 2, y.transpose(0, -1)
+
+    compiled = torch.compile(function, backend="ferrite", dynamic=dynamic, options=STRICT)
+    images = torch.randn(2, 3, 5, 4).contiguous(memory_format=torch.channels_last)
+    odd = torch.randn(3, 1, 5).as_strided((3, 1, 5), (5, 77, 1))
+    for x in (torch.randn(4, 5).t(), images, odd, torch.randn(2, 3, 1, 4)):
+        scale = torch.tensor(3.0, requires_grad=needs_gradient)
+        made = []
+        for run in (function, compiled):
+            results = run(x, scale)
+            if needs_gradient:
+                results = (*results, *torch.autograd.grad(results[2].square().sum(), scale))
+            made.append(results)
+        assert [each.stride() for each in made[1]] == [each.stride() for each in made[0]]
+        torch.testing.assert_close(made[1], made[0])
+        starts = [[each.untyped_storage().data_ptr() for each in results] for results in made]
+        assert [each == starts[1][0] for each in starts[1]] == [each == starts[0][0] for each in starts[0]]
+
+
 @pytest.mark.parametrize("layout", ["on", "off"])
 def test_a_result_that_is_given_twice_is_one_tensor(layout: str) -> None:
     """Also if it is copied because it lies otherwise than the user is to see it; here, by sizes that are symbols."""
