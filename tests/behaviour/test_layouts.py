@@ -375,3 +375,15 @@ def test_a_result_that_is_given_twice_is_one_tensor(layout: str) -> None:
     with torch.no_grad():
         one, other = compiled(torch.randn(1440).as_strided((4, 3, 10, 12), (1, 4, 12, 120)))
     assert one is other or one.data_ptr() == other.data_ptr()
+
+
+def test_a_grouped_convolution_of_volumes_stays_as_traced() -> None:
+    """Channels last, oneDNN's gradient of its weight is ten times as far from the exact one."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Conv3d(4, 8, 3), nn.Conv3d(8, 8, 3, groups=4), nn.Conv3d(8, 4, 3))
+    compiled = torch.compile(module, backend="ferrite", dynamic=False, options=STRICT | {"layout": "on"})
+    compiled(torch.randn(2, 4, 9, 9, 9)).sum().backward()
+    record = ferrite.last_record()
+    assert record is not None
+    chosen = [choice for choice in record.decisions if choice.what == "channels last"]
+    assert [len(choice.subjects) for choice in chosen] == [2, 2]

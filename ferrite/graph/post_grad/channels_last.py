@@ -27,7 +27,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from ferrite.decisions import Decision
 from ferrite.graph.ledger import ledger_of
 from ferrite.graph.query import bytes_of, calls, tensors
-from ferrite.graph.relayout import IMAGES, lies_so, relayout
+from ferrite.graph.relayout import IMAGES, convolves_grouped_volumes, lies_so, relayout
 from ferrite.graph.strides import noted_strides, output_values
 
 aten = torch.ops.aten
@@ -69,7 +69,9 @@ def _wanted(node: Node) -> Mapping[Node, torch.memory_format]:
     if node.target not in CONVOLUTIONS or not torch.backends.mkldnn.enabled or not torch.backends.mkldnn.is_available():
         return {}
     images = [image.meta.get("val") for image in _images(node)]
-    if not all(isinstance(value, torch.Tensor) and _is_oneDNN(value) for value in images) or _is_first(node):
+    if not all(isinstance(value, torch.Tensor) and _is_oneDNN(value) for value in images):
+        return {}
+    if _is_first(node) or convolves_grouped_volumes(node):
         return {}
     return {image: IMAGES[image.meta["val"].dim()] for image in _images(node)}
 
